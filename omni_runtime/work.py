@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -41,10 +42,12 @@ class UnitKind(Struct, frozen=True):
     expert: str
     op: str
     key: tuple[Any, ...] = ()  # units batch together only if their keys are equal (a resolution, say)
+    fixed: int = 0  # blocks of state that do not grow
+    block: int = 0  # positions in a KV block; 0: state does not grow
+    group: tuple[str, str, tuple[Any, ...]] = ("", "", ())
 
-    @property
-    def group(self) -> tuple[str, str, tuple[Any, ...]]:
-        return (self.expert, self.op, self.key)
+    def __post_init__(self) -> None:
+        force_setattr(self, "group", (self.expert, self.op, self.key))  # read for every unit, so made once
 
 
 class WorkUnit(Struct, frozen=True):
@@ -283,7 +286,7 @@ class Submitted(Struct, frozen=True):
     run: int
     arrival: float
     priority: int
-    experts: frozenset[str]
+    together: tuple[tuple[str, ...], ...]  # its experts; those that hand tensors to each other share a tuple
 
 
 class Claim(Struct, frozen=True):
@@ -378,7 +381,6 @@ class Finish(Struct, frozen=True):
     """The last unit of a closed run is back: let go of everything it had on any executor."""
 
     run: int
-    executors: tuple[str, ...]
 
 
 Instruction = Dispatch | Admitted | Refuse | Fail | Finish
