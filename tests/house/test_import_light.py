@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 
+import pytest
 from checkout import ROOT, modules
 from test_layers import ONLY, PURE, place
 
@@ -37,3 +39,13 @@ def test_all_but_the_device_loads_without_torch() -> None:
 
 def test_the_block_blocks() -> None:
     assert "import of json halted" in load(["json"], ["json"]).stderr
+
+
+def test_our_kernels_are_not_taken_for_the_library_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ours() -> bool:
+        spec = PathFinder.find_spec("kernels")
+        return spec is not None and spec.origin is not None and spec.origin.startswith(str(ROOT))
+
+    assert not ours()
+    monkeypatch.syspath_prepend(ROOT)
+    assert ours()
