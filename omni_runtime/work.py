@@ -160,6 +160,8 @@ class Row(Struct, frozen=True, array_like=True):
 
 
 class RunBatch(Struct, frozen=True, array_like=True, tag="run"):
+    """One batch for an executor: its rows have one expert and one op."""
+
     executor: str
     batch: int
     expert: str
@@ -223,6 +225,8 @@ class ExecutorUp(Struct, frozen=True, array_like=True, tag="up"):
 
 
 class ExecutorDown(Struct, frozen=True, array_like=True, tag="down"):
+    """An executor is gone, with everything that it kept."""
+
     executor: str
     reason: str = "lost"
 
@@ -245,6 +249,8 @@ class Submit(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True):
+    """The user wants no more of a run."""
+
     run: int
 
 
@@ -283,6 +289,8 @@ Command = RunBatch | Release | Drop | Chunk | OutputEnd | End
 
 
 class Submitted(Struct, frozen=True):
+    """A run asks to be let in."""
+
     run: int
     arrival: float
     priority: int
@@ -313,6 +321,8 @@ class UnitReady(Struct, frozen=True):
 
 
 class Withdrawn(Struct, frozen=True):
+    """The offer of a loop no longer stands."""
+
     run: int
     loop: str
 
@@ -331,11 +341,15 @@ class Closed(Struct, frozen=True):
 
 
 class BatchDone(Struct, frozen=True):
+    """A batch is back."""
+
     batch: int
     seconds: float = 0.0
 
 
 class BatchFailed(Struct, frozen=True):
+    """A batch raised; nothing of it counts."""
+
     batch: int
     error: str
 
@@ -344,6 +358,8 @@ Event = Submitted | Claimed | UnitReady | Withdrawn | LoopDone | Closed | BatchD
 
 
 class Grant(Struct, frozen=True):
+    """How much of an offer runs, and which KV blocks are new with it."""
+
     run: int
     loop: str
     size: int
@@ -351,6 +367,8 @@ class Grant(Struct, frozen=True):
 
 
 class Dispatch(Struct, frozen=True):
+    """A batch, decided: one expert, one op, a grant for each unit."""
+
     batch: int
     executor: str
     expert: str
@@ -366,12 +384,16 @@ class Admitted(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
+    """A run is not let in; nothing of it has run."""
+
     run: int
     reason: str  # too_large | overloaded | lost
     detail: str
 
 
 class Fail(Struct, frozen=True):
+    """A run cannot go on."""
+
     run: int
     reason: str  # failed | lost
     detail: str
