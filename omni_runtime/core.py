@@ -67,7 +67,9 @@ class Core:
         for run in self.flow.runs.values():
             assert run.id in self.scheduler.runs, f"run {run.id} has no book"
         if not self.scheduler.where:  # nothing is in flight: whoever is alive waits for an executor that is not there
-            assert not self.flow.runs, f"nothing runs, and {sorted(self.flow.runs)} have not ended: {self.story(min(self.flow.runs))}"
+            assert not self.flow.runs, (
+                f"nothing runs, and {sorted(self.flow.runs)} have not ended: {self.story(min(self.flow.runs))}"
+            )
 
     def check_idle(self) -> None:
         """Raises AssertionError unless nothing is alive and every book is at its baseline."""

@@ -79,5 +79,3 @@ class Loop(Protocol[S]):
     def finalize(self, s: S) -> Summary:
         """Usage and finish reason, once `next` has said Done."""
         ...
-
-

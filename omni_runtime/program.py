@@ -128,9 +128,7 @@ class Program:
         """A field of the request."""
         return PortRef(node="", port=name)
 
-    def handoff(
-        self, port: PortRef, mode: Literal["full", "stream"] = "stream", capacity: int | None = None
-    ) -> HandOff:
+    def handoff(self, port: PortRef, mode: Literal["full", "stream"] = "stream", capacity: int | None = None) -> HandOff:
         """A port read in a stated way. `stream`: from the first item on; `full`: once the source has ended."""
         return HandOff(port=port, mode=mode, capacity=capacity)
 

@@ -13,7 +13,20 @@ from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
-from omni_runtime.work import Cancel, Chunk, Command, Drop, End, ExecutorDown, Input, Message, OutputEnd, Release, RunBatch, Summary
+from omni_runtime.work import (
+    Cancel,
+    Chunk,
+    Command,
+    Drop,
+    End,
+    ExecutorDown,
+    Input,
+    Message,
+    OutputEnd,
+    Release,
+    RunBatch,
+    Summary,
+)
 
 
 def limits(*cards: ModelCard) -> dict[tuple[str, str], OpLimits]:

@@ -116,7 +116,7 @@ class Walk:
     def _reoffer_sources(self, node: Node) -> None:
         for reader in node.sources:
             source: Node = reader.channel.source
-            if source.unit is not None and not source.busy and not source.done:
+            if source.unit is not None and not source.busy and not source.queued:  # queued: its unit may be the one just done
                 self.offer(source)
 
     # -- Moving

@@ -31,7 +31,9 @@ def check(s: Scheduler) -> None:
     assert set(s.where) == {b for ex in s.executors.values() for b in ex.flying}
     for run in s.runs.values():
         assert not run.closing or run.flying, f"run {run.id} is closed and its books are open"
-        assert (run.id in s.admission.waiting) == (run.claims is not None and not run.admitted and not run.closing) or not run.homes
+        assert (run.id in s.admission.waiting) == (
+            run.claims is not None and not run.admitted and not run.closing
+        ) or not run.homes
         for loop, batch in run.flying.items():
             assert any(o.run is run and o.unit.loop == loop for o in s.where[batch].flying[batch])
         for offer in run.offers.values():

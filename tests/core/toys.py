@@ -46,13 +46,28 @@ CARD = ModelCard(
             expert="voice", op="utter", reads={"text": Slot(type="text", mode="stream")}, ports={"frames": Port(type="frame")}
         ),
         "speak": AudioDecode(
-            expert="voice", hop=3, ahead=2, mark=1, sample_rate=8000, state_blocks=1, reads={"frames": Slot(type="frame", mode="stream")}
+            expert="voice",
+            hop=3,
+            ahead=2,
+            mark=1,
+            sample_rate=8000,
+            state_blocks=1,
+            reads={"frames": Slot(type="frame", mode="stream")},
         ),
         "chant": AudioDecode(
-            expert="voice", op="decode_codes", hop=2, ahead=1, sample_rate=8000, state_blocks=1, reads={"frames": Slot(type="token", mode="stream")}
+            expert="voice",
+            op="decode_codes",
+            hop=2,
+            ahead=1,
+            sample_rate=8000,
+            state_blocks=1,
+            reads={"frames": Slot(type="token", mode="stream")},
         ),
         "encode": OneShot(
-            expert="mot", op="encode", reads={"messages": Slot(type="messages")}, ports={"hidden": Port(type="hidden", device=True)}
+            expert="mot",
+            op="encode",
+            reads={"messages": Slot(type="messages")},
+            ports={"hidden": Port(type="hidden", device=True)},
         ),
         "paint": DiffusionDenoise(expert="mot", state_blocks=1, defaults={"steps": 3}),
         "image": OneShot(
