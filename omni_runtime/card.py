@@ -193,3 +193,8 @@ class ModelCard(Value):
                     f"loops.{name}.branches: a unit has {loop.branches} rows, op {loop.op!r} takes {expert.ops[loop.op].size}"
                 )
         return self
+
+
+def batch_limits(*cards: ModelCard) -> dict[tuple[str, str], OpLimits]:
+    """("card/expert", op) -> what fits into one batch."""
+    return {(f"{c.name}/{e}", op): limit for c in cards for e, spec in c.experts.items() for op, limit in spec.ops.items()}

@@ -79,7 +79,7 @@ class Core:
     def story(self, run: int) -> list[str]:
         """What led a run to where it is, oldest first: lines of at most the last REMEMBERED entries of all runs."""
         lines = []
-        for now, item in self._log:
+        for now, item in list(self._log):  # a copy: the engine's thread may be adding to it
             told = _tell(item, run)
             if told:
                 lines.append(f"{now:.6f} {told}")

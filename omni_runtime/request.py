@@ -137,12 +137,12 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
     return tokens
 
 
-def resolve(run: int, program: Program, seed: int, given: Mapping[str, Any], **fields: Any) -> tuple[Request, Submit]:
+def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], **fields: Any) -> tuple[Request, Submit]:
     """A submit's arguments as a checked message to the core.
 
     Args:
         run: the id, never used before.
-        seed: taken where the request names none.
+        fallback: seed where the request names none.
         given: inputs and parameters, see `split`.
         fields: fields of `Request`.
 
@@ -163,5 +163,5 @@ def resolve(run: int, program: Program, seed: int, given: Mapping[str, Any], **f
                     as_items(step.spec.reads[slot].type, inputs[edge.port.port])
                 except RequestError as e:
                     raise RequestError(f"{edge.port.port}: {e}") from None
-    chosen = seed if request.seed is None else request.seed
+    chosen = fallback if request.seed is None else request.seed
     return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority])

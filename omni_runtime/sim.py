@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_runtime.card import ModelCard, OpLimits
+from omni_runtime.card import ModelCard, batch_limits
 from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program
@@ -27,11 +27,6 @@ from omni_runtime.work import (
     RunBatch,
     Summary,
 )
-
-
-def limits(*cards: ModelCard) -> dict[tuple[str, str], OpLimits]:
-    """("card/expert", op) -> what fits into one batch."""
-    return {(f"{c.name}/{e}", op): limit for c in cards for e, spec in c.experts.items() for op, limit in spec.ops.items()}
 
 
 class SimHandle:
@@ -72,7 +67,7 @@ class Simulation:
     """
 
     def __init__(self, *executors: SimulatedExecutor, cards: tuple[ModelCard, ...], max_runs: int = 20_000) -> None:
-        self.core = Core(limits(*cards), max_runs)
+        self.core = Core(batch_limits(*cards), max_runs)
         self.now = 0.0
         self.executors: dict[str, SimulatedExecutor] = {}
         self.mail: dict[str, deque[Message]] = {}

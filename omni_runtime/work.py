@@ -131,15 +131,16 @@ class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
     step: int
     steps: int
     draw: Draw
-    conditioning: tuple[Any, ...]
+    conditioning: tuple[TensorRef, ...]
     size: tuple[int, ...]
 
 
 class CallStep(Struct, frozen=True, array_like=True, tag="call"):
-    """One call of a function: the items of every reader, and the request's parameters for this loop."""
+    """One call of a function: what its readers hold (host items, or names of tensors), and the request's parameters."""
 
     index: int
     inputs: dict[str, tuple[Any, ...]]
+    tensors: dict[str, tuple[TensorRef, ...]]
     params: dict[str, Any]
 
 

@@ -6,6 +6,7 @@ output is a hash of all that it depends on, two runs give equal outputs exactly 
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from omni_runtime.card import LoopSpec, ModelCard
+from omni_runtime.executors.mailbox import Mailbox
 from omni_runtime.executors.memory import Slots
 from omni_runtime.work import (
     Answer,
@@ -26,6 +28,7 @@ from omni_runtime.work import (
     ExecutorUp,
     Message,
     Release,
+    Report,
     Row,
     RunBatch,
     StepResult,
@@ -71,7 +74,10 @@ class Memory:
 
 
 class SimulatedExecutor:
-    """Hosts the experts of cards. `run(message)` carries a message out at once; when it counts as done is the caller's business.
+    """Hosts the experts of cards.
+
+    `run(message)` carries a message out at once, and when it counts as done is the caller's business: see `sim.py`. Behind a
+    real engine it is an executor like any other.
 
     Args:
         name: of the executor.
@@ -81,6 +87,7 @@ class SimulatedExecutor:
         costs: (expert, op) -> Cost.
         fakes: (expert, op) -> what to do instead of hashing.
         stops: one in so many tokens is the first stop token of its loop; 0: never.
+        pace: behind a real engine, how many real seconds a simulated second takes.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class SimulatedExecutor:
         costs: Mapping[tuple[str, str], Cost] | None = None,
         fakes: Mapping[tuple[str, str], Fake] | None = None,
         stops: int = 13,
+        pace: float = 0.0,
     ) -> None:
         self.name = name
         self.specs: dict[tuple[str, str], LoopSpec] = {}
@@ -113,6 +121,27 @@ class SimulatedExecutor:
         self.fakes = dict(fakes or {})
         self.stops = stops
         self.calls: dict[str, int] = {}  # units run, by op
+        self.pace = pace
+        self._mailbox = Mailbox(name, self._paced)
+
+    # -- Behind a real engine
+
+    def start(self, report: Callable[[Report], None]) -> ExecutorUp:
+        self._mailbox.start(report)
+        return self.up
+
+    def send(self, message: Message) -> None:
+        self._mailbox.send(message)
+
+    def close(self) -> None:
+        self._mailbox.close()
+
+    def _paced(self, message: Message) -> Answer | Broken | None:
+        if self.pace and isinstance(message, RunBatch):
+            time.sleep(self.pace * self.seconds(message))
+        return self.run(message)
+
+    # -- On a virtual clock
 
     def seconds(self, batch: RunBatch) -> float:
         return self.costs.get((batch.expert, batch.op), Cost()).of(batch)
@@ -153,8 +182,8 @@ class SimulatedExecutor:
             return self._denoise(row, payload, memory)
         return self._call(spec, row, payload)
 
-    def _value(self, item: Any) -> Any:
-        return int(self.slots.read(item)[0]) if isinstance(item, TensorRef) else item
+    def _value(self, ref: TensorRef) -> int:
+        return int(self.slots.read(ref)[0])
 
     def _keep(self, row: Row, port: str, index: int, value: int) -> TensorRef:
         return self.slots.keep(row, port, index, np.array([value], np.int64))
@@ -212,7 +241,8 @@ class SimulatedExecutor:
         return StepResult(tensors={"latent": (self._keep(row, "latent", 0, latent),)} if p.step + 1 == p.steps else {})
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:
-        values = [self._value(item) for name in sorted(p.inputs) for item in p.inputs[name]]
+        values = [item for name in sorted(p.inputs) for item in p.inputs[name]]
+        values += [self._value(ref) for name in sorted(p.tensors) for ref in p.tensors[name]]
         seed = mix(p.index, *values, *(p.params[k] for k in sorted(p.params)))
         items: dict[str, Any] = {}
         tensors: dict[str, tuple[TensorRef, ...]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from omni_runtime.channel import Reader
 from omni_runtime.loop import DONE, Context
@@ -60,9 +61,13 @@ class EachLoop:
             s.stale = False
 
     def bind(self, s: EachState, size: int) -> CallStep:
-        inputs = {name: reader.peek() for name, reader in s.ctx.readers.items() if name != s.slot}
-        inputs[s.slot] = (s.text[s.offset : s.cut],) if s.cut is not None else s.reader.peek(1)
-        return CallStep(s.calls, inputs, s.ctx.params)
+        host: dict[str, tuple[Any, ...]] = {}
+        device: dict[str, tuple[Any, ...]] = {}
+        for name, reader in s.ctx.readers.items():
+            (device if reader.channel.device else host)[name] = reader.peek(1 if name == s.slot else None)
+        if s.cut is not None:
+            host[s.slot] = (s.text[s.offset : s.cut],)
+        return CallStep(s.calls, host, device, s.ctx.params)
 
     def advance(self, s: EachState, size: int, result: StepResult) -> Sequence[Push]:
         s.calls += 1

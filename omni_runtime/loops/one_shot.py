@@ -30,7 +30,9 @@ class OneShotLoop:
         return DONE if s.ran else WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, 1)
 
     def bind(self, s: OneShotState, size: int) -> CallStep:
-        return CallStep(0, {name: reader.peek() for name, reader in s.ctx.readers.items()}, s.ctx.params)
+        host = {name: reader.peek() for name, reader in s.ctx.readers.items() if not reader.channel.device}
+        device = {name: reader.peek() for name, reader in s.ctx.readers.items() if reader.channel.device}
+        return CallStep(0, host, device, s.ctx.params)
 
     def advance(self, s: OneShotState, size: int, result: StepResult) -> Sequence[Push]:
         s.ran = True
