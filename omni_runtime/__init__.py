@@ -94,6 +94,7 @@ def __getattr__(name: str) -> typing.Any:
 def __dir__() -> list[str]:
     return __all__
 
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists():  # a bare checkout: cards/, programs/ and kernels/ lie beside us
     __path__.append(str(_ROOT))

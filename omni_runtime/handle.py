@@ -149,6 +149,11 @@ class Handle:
     # -- The caller's side
 
     @property
+    def sample_rates(self) -> dict[str, int]:
+        """Hz, of every output that is sound."""
+        return {name: kind.sample_rate for name, kind in self._kinds.items() if kind.sample_rate}
+
+    @property
     def done(self) -> bool:
         """Whether the last word has been said."""
         return self._end is not None
@@ -221,7 +226,9 @@ class Handle:
         if end is None or end.reason == "done" or (end.reason == "cancelled" and not also_cancelled):
             return
         what = f" ({self.label})" if self.label else ""
-        error = ERRORS[end.reason](f"request {self.id}{what} {end.reason.replace('_', ' ')}" + f": {end.detail}" * bool(end.detail))
+        error = ERRORS[end.reason](
+            f"request {self.id}{what} {end.reason.replace('_', ' ')}" + f": {end.detail}" * bool(end.detail)
+        )
         if isinstance(error, RequestFailed | RequestCancelled):
             error.partial = self._result()
         raise error
@@ -247,7 +254,7 @@ class Handle:
             units=end.units,
             timings=Timings(first, last, self._total),
             seed=self.seed,
-            sample_rates={name: kind.sample_rate for name, kind in self._kinds.items() if kind.sample_rate},
+            sample_rates=self.sample_rates,
         )
 
 

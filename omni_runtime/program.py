@@ -328,10 +328,11 @@ class Program:
     def __str__(self) -> str:
         lines = [f"program {self.name}  (cards: {', '.join(self.cards)})"]
         width = max((len(n) for n in self.nodes), default=0)
+        ops = {name: f"{self.spec(name).expert}.{self.spec(name).op}" for name in self.nodes}
+        wide = max((len(op) for op in ops.values()), default=0)
         for name, node in self.nodes.items():
-            spec = self.spec(name)
             reads = ", ".join(f"{slot} {self._arrow(name, slot)} {edge.port}" for slot, edge in node.reads.items())
-            lines.append(f"  {name:<{width}}  {spec.kind:<17}  {spec.expert}.{spec.op:<14}  {reads}")
+            lines.append(f"  {name:<{width}}  {self.spec(name).kind:<17}  {ops[name]:<{wide}}  {reads}")
         lines += [f"  output {name} = {port}" for name, port in self.outputs.items()]
         return "\n".join([*lines, "  (<- waits for the whole, <~ reads as it is made)"])
 

@@ -32,6 +32,7 @@ class Runtime:
         kv_bytes: memory for the KV caches of each expert that has one.
         max_requests: live requests before new ones are refused as overload.
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
+        threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
 
     Raises:
         CardError, CheckpointError, MissingExtra: a card cannot be loaded.
@@ -47,6 +48,7 @@ class Runtime:
         kv_bytes: int = 1 << 30,
         max_requests: int = 20_000,
         slots: int = 1,
+        threads: int | None = None,
     ) -> None:
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):
@@ -54,7 +56,7 @@ class Runtime:
         if executor not in ("thread", "loopback"):
             raise CardError(f"executor={executor!r}: " + unknown("executor", executor, ("thread", "loopback")))
         if executors is None:
-            made = _executors(cards, device, kv_bytes, slots)
+            made = _executors(cards, device, kv_bytes, slots, threads)
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
         self._engine = Engine(Core(batch_limits(*cards), max_requests), executors, time.monotonic)
@@ -89,7 +91,9 @@ class Runtime:
         """
         for name, card in program.cards.items():
             if self.cards.get(name) != card:
-                what = unknown("card", name, self.cards) if name not in self.cards else f"card {name!r} is loaded as another version"
+                what = (
+                    unknown("card", name, self.cards) if name not in self.cards else f"card {name!r} is loaded as another version"
+                )
                 raise RequestError(f"program {program.name!r}: {what}; load it with Runtime([...])")
         run = next(self._ids)
         wanted = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
@@ -125,7 +129,7 @@ class Runtime:
         self.close()
 
 
-def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: int) -> list[ThreadExecutor]:
+def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: int, threads: int | None) -> list[ThreadExecutor]:
     """One thread for the host's experts and one for the device's."""
     made = []
     for place, name, where in (("host", "host#1", "cpu"), ("device", f"{device.replace(':', '')}#1", device)):
@@ -138,5 +142,5 @@ def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: in
                     per_block = spec.bytes_per_position * spec.block
                     pools[f"{card.name}/{loop.expert}"] = kv_bytes // per_block if per_block else 1 << 16
         if experts:
-            made.append(ThreadExecutor(name, experts, pools, where, slots))
+            made.append(ThreadExecutor(name, experts, pools, where, slots, threads if place == "device" else None))
     return made

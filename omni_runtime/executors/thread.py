@@ -41,15 +41,23 @@ class ThreadExecutor:
         pools: "card/expert" -> KV blocks that may be in use at once.
         device: as torch names it.
         slots: batches that may lie in the mailbox at once.
+        threads: of torch on a CPU; None leaves the process's setting.
     """
 
     def __init__(
-        self, name: str, experts: Mapping[str, ExpertSpec], pools: Mapping[str, int], device: str = "cpu", slots: int = 1
+        self,
+        name: str,
+        experts: Mapping[str, ExpertSpec],
+        pools: Mapping[str, int],
+        device: str = "cpu",
+        slots: int = 1,
+        threads: int | None = None,
     ) -> None:
         self.name = name
         self.specs = dict(experts)
         self.up = ExecutorUp(name, tuple(experts), dict(pools), slots)
         self.device = device
+        self.threads = threads
         self.slots = Slots(name)
         self.experts: dict[str, Expert] = {}
         self._mailbox = Mailbox(name, self._run)
@@ -60,6 +68,10 @@ class ThreadExecutor:
         Raises:
             OmniError: a card, a checkpoint or a missing package.
         """
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
         self.experts = {name: build(name, spec, self.device) for name, spec in self.specs.items()}
         self._mailbox.start(report)
         return self.up
