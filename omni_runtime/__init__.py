@@ -41,15 +41,14 @@ if typing.TYPE_CHECKING:
     from omni_runtime.runtime import Runtime
     from omni_runtime.wav import WavWriter
 
-_LAZY = {  # name -> module; nothing heavy is imported before it is asked for
-    **dict.fromkeys(
-        "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot".split(), "card"
-    ),
-    **dict.fromkeys("Handle Result StreamChunk".split(), "handle"),
-    "Program": "program",
-    "Runtime": "runtime",
-    "WavWriter": "wav",
+_MODULES = {  # nothing heavy is imported before it is asked for
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot",
+    "handle": "Handle Result StreamChunk",
+    "program": "Program",
+    "runtime": "Runtime",
+    "wav": "WavWriter",
 }
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "ArDecode",

@@ -258,9 +258,8 @@ class Program:
                 if not edge.port.node:
                     kind = self.spec(name).reads[slot].type
                     if found.setdefault(edge.port.port, kind) != kind:
-                        raise ProgramError(
-                            f"program {self.name!r}: input {edge.port.port!r} is read as {found[edge.port.port]!r} and as {kind!r}"
-                        )
+                        both = f"{found[edge.port.port]!r} and as {kind!r}"
+                        raise ProgramError(f"program {self.name!r}: input {edge.port.port!r} is read as {both}")
         return found
 
     def graph(self) -> nx.DiGraph[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from omni_runtime.card import ModelCard
 from omni_runtime.cards.smollm2 import smollm2
+
+from omni_runtime.card import ModelCard
 from omni_runtime.program import Program
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from omni_runtime.card import ModelCard
 from omni_runtime.cards.hibari import hibari
 from omni_runtime.cards.smollm2 import smollm2
+
+from omni_runtime.card import ModelCard
 from omni_runtime.program import Program
 
 TWO_SECONDS = 160  # frames that the talker may be ahead of the vocoder

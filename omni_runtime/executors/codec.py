@@ -34,7 +34,8 @@ _reports = msgspec.msgpack.Decoder(Report, ext_hook=_decode)
 
 
 def encode(value: Message | Report) -> bytes:
-    """
+    """Bytes of a message or report.
+
     Raises:
         TypeError: something in it is not data.
     """
@@ -42,10 +43,12 @@ def encode(value: Message | Report) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
+    """The message in these bytes. Raises msgspec.ValidationError where they hold none."""
     found: Message = _messages.decode(data)
     return found
 
 
 def decode_report(data: bytes) -> Report:
+    """The report in these bytes. Raises msgspec.ValidationError where they hold none."""
     found: Report = _reports.decode(data)
     return found

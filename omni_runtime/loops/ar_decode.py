@@ -14,6 +14,8 @@ WAIT_CONDITIONING = Wait("conditioning")
 
 
 class ArState:
+    """Where a decoding stands: all of it is host state."""
+
     __slots__ = (
         "cached",
         "conditioning",

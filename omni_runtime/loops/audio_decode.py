@@ -12,7 +12,9 @@ WAIT_FRAMES = Wait("frames")
 
 
 class AudioState:
-    __slots__ = ("cut", "ctx", "frames", "kind", "scanned")
+    """Where a stream of frames stands."""
+
+    __slots__ = ("ctx", "cut", "frames", "kind", "scanned")
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx

@@ -9,6 +9,8 @@ from omni_runtime.work import DenoiseStep, Done, Draw, Push, StepResult, Summary
 
 
 class DenoiseState:
+    """Where a trajectory stands."""
+
     __slots__ = ("ctx", "draw", "kind", "step", "steps")
 
     def __init__(self, ctx: Context) -> None:

@@ -12,6 +12,8 @@ from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, W
 
 
 class EachState:
+    """Which items or clauses were called for."""
+
     __slots__ = ("calls", "ctx", "cut", "kind", "offset", "pushed", "reader", "seen", "slot", "stale", "text")
 
     def __init__(self, ctx: Context) -> None:

@@ -9,6 +9,8 @@ from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, W
 
 
 class OneShotState:
+    """Whether the call was made."""
+
     __slots__ = ("ctx", "kind", "ran")
 
     def __init__(self, ctx: Context) -> None:

@@ -210,9 +210,9 @@ class Scheduler:
 
     def _free(self, run: RunBook, loop: str) -> None:
         for claim in run.claims or ():
-            if claim.loop == loop and (ex := self.executors.get(run.homes.get(claim.expert, ""))) is not None:
-                if ex.ledgers[claim.expert].drop(run.id, loop):
-                    self.admission.changed = True
+            ex = self.executors.get(run.homes.get(claim.expert, ""))
+            if claim.loop == loop and ex is not None and ex.ledgers[claim.expert].drop(run.id, loop):
+                self.admission.changed = True
 
     def _finish(self, run: RunBook, out: list[Instruction]) -> None:
         """Closes the books of an ended run once its last unit is back."""
