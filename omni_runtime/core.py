@@ -38,7 +38,8 @@ class Core:
         """
         flow, scheduler = self.flow, self.scheduler
         flow.now = now
-        flow.out = out = []
+        out: list[Command] = []
+        flow.out = out
         for item in inputs:
             if type(item) is not Answer:
                 self._log.append((now, item))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import partial
 from threading import Condition
 from typing import Any
 
@@ -179,7 +180,7 @@ class Handle:
     async def __aiter__(self) -> AsyncIterator[StreamChunk]:
         at = 0
         while True:
-            await self._wait_until(lambda at=at: at < len(self._chunks) or self._end is not None)
+            await self._wait_until(partial(self._has, at))
             with self._changed:
                 fresh, over = self._chunks[at:], self._end is not None
             for chunk in fresh:
@@ -210,6 +211,9 @@ class Handle:
     def __await__(self) -> Generator[Any, None, Result]:
         yield from self._wait_until(lambda: self._end is not None).__await__()
         return self.result()
+
+    def _has(self, at: int) -> bool:
+        return at < len(self._chunks) or self._end is not None
 
     async def _wait_until(self, ready: Callable[[], bool]) -> None:
         while True:

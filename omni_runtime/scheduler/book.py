@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omni_runtime.scheduler.ledger import Ledger
 from omni_runtime.scheduler.rank import seniority
 from omni_runtime.work import Claim, ExecutorUp, Submitted, WorkUnit
+
+Group = tuple[str, str, tuple[Any, ...]]  # expert, op, batch key
 
 
 class Offer:
@@ -55,5 +59,5 @@ class ExecBook:
         self.slots = up.slots
         self.ledgers = {expert: Ledger(blocks) for expert, blocks in up.pools.items()}
         self.flying: dict[int, list[Offer]] = {}
-        self.groups: dict[int, tuple[object, ...]] = {}  # batch in flight -> its group
+        self.groups: dict[int, Group] = {}  # batch in flight -> its group
         self.pinned = 0  # experts of live runs that are placed here

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any
 
 from omni_runtime.card import OpLimits
-from omni_runtime.scheduler.book import ExecBook, Offer
+from omni_runtime.scheduler.book import ExecBook, Group, Offer
 from omni_runtime.work import Grant
 
-Group = tuple[str, str, tuple[Any, ...]]
 Heap = list[tuple[float, int, Offer]]
 
 
@@ -53,7 +51,8 @@ def pick(heap: Heap, limits: OpLimits) -> list[Offer]:
 
     A suspect (its last batch broke) runs alone until it is past the step that failed.
     """
-    budget, picked, put_back = limits.size, [], None
+    budget, put_back = limits.size, None
+    picked: list[Offer] = []
     while heap and len(picked) < limits.units:
         entry = heappop(heap)
         offer = entry[2]
