@@ -33,6 +33,8 @@ EPS = 1e-5
 
 
 class Block(NamedTuple):
+    """Weights of one ConvNeXt block."""
+
     taps_KD: Tensor
     shift_D: Tensor
     norm_D: Tensor

@@ -1,6 +1,6 @@
 """A train of pulses that follows a pitch curve, and its short-time spectra, as a stream.
 
-Formulas of hibari-tts 0.2.1 (its `dsp`): with phase t = 2 pi * (sum of f over samples) / rate and H = floor(11 kHz / f) harmonics,
+Formulas of hibari-tts 0.2.1 (its `dsp`): with phase t = 2 pi * (sum of f over samples) / rate and H = floor(11 kHz / f),
 
     cos t + ... + cos Ht = sin((H + 1/2) t) / (2 sin(t / 2)) - 1/2      (Dirichlet's kernel)
 
