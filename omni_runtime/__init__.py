@@ -2,8 +2,98 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib
+import pathlib
+import typing
 
-_ROOT = Path(__file__).resolve().parent.parent
+from omni_runtime.errors import (
+    CardError,
+    CheckpointError,
+    EngineStopped,
+    ExecutorLost,
+    MissingExtra,
+    OmniError,
+    Overloaded,
+    ProgramError,
+    RequestCancelled,
+    RequestError,
+    RequestFailed,
+    RequestRefused,
+    RequestTooLarge,
+)
+
+if typing.TYPE_CHECKING:
+    from omni_runtime.card import (
+        ArDecode,
+        AudioDecode,
+        DiffusionDenoise,
+        Each,
+        ExpertSpec,
+        LoopSpec,
+        ModelCard,
+        OneShot,
+        OpLimits,
+        Port,
+        Slot,
+    )
+    from omni_runtime.handle import Handle, Result, StreamChunk
+    from omni_runtime.program import Program
+    from omni_runtime.runtime import Runtime
+    from omni_runtime.wav import WavWriter
+
+_LAZY = {  # name -> module; nothing heavy is imported before it is asked for
+    **dict.fromkeys(
+        "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot".split(), "card"
+    ),
+    **dict.fromkeys("Handle Result StreamChunk".split(), "handle"),
+    "Program": "program",
+    "Runtime": "runtime",
+    "WavWriter": "wav",
+}
+
+__all__ = [
+    "ArDecode",
+    "AudioDecode",
+    "CardError",
+    "CheckpointError",
+    "DiffusionDenoise",
+    "Each",
+    "EngineStopped",
+    "ExecutorLost",
+    "ExpertSpec",
+    "Handle",
+    "LoopSpec",
+    "MissingExtra",
+    "ModelCard",
+    "OmniError",
+    "OneShot",
+    "OpLimits",
+    "Overloaded",
+    "Port",
+    "Program",
+    "ProgramError",
+    "RequestCancelled",
+    "RequestError",
+    "RequestFailed",
+    "RequestRefused",
+    "RequestTooLarge",
+    "Result",
+    "Runtime",
+    "Slot",
+    "StreamChunk",
+    "WavWriter",
+]
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"omni_runtime.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'omni_runtime' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists():  # a bare checkout: cards/, programs/ and kernels/ lie beside us
     __path__.append(str(_ROOT))

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -41,10 +42,12 @@ class UnitKind(Struct, frozen=True):
     expert: str
     op: str
     key: tuple[Any, ...] = ()  # units batch together only if their keys are equal (a resolution, say)
+    fixed: int = 0  # blocks of state that do not grow
+    block: int = 0  # positions in a KV block; 0: state does not grow
+    group: tuple[str, str, tuple[Any, ...]] = ("", "", ())
 
-    @property
-    def group(self) -> tuple[str, str, tuple[Any, ...]]:
-        return (self.expert, self.op, self.key)
+    def __post_init__(self) -> None:
+        force_setattr(self, "group", (self.expert, self.op, self.key))  # read for every unit, so made once
 
 
 class WorkUnit(Struct, frozen=True):
@@ -128,15 +131,16 @@ class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
     step: int
     steps: int
     draw: Draw
-    conditioning: tuple[Any, ...]
+    conditioning: tuple[TensorRef, ...]
     size: tuple[int, ...]
 
 
 class CallStep(Struct, frozen=True, array_like=True, tag="call"):
-    """One call of a function: the items of every reader, and the request's parameters for this loop."""
+    """One call of a function: what its readers hold (host items, or names of tensors), and the request's parameters."""
 
     index: int
     inputs: dict[str, tuple[Any, ...]]
+    tensors: dict[str, tuple[TensorRef, ...]]
     params: dict[str, Any]
 
 
@@ -157,6 +161,8 @@ class Row(Struct, frozen=True, array_like=True):
 
 
 class RunBatch(Struct, frozen=True, array_like=True, tag="run"):
+    """One batch for an executor: its rows have one expert and one op."""
+
     executor: str
     batch: int
     expert: str
@@ -220,6 +226,8 @@ class ExecutorUp(Struct, frozen=True, array_like=True, tag="up"):
 
 
 class ExecutorDown(Struct, frozen=True, array_like=True, tag="down"):
+    """An executor is gone, with everything that it kept."""
+
     executor: str
     reason: str = "lost"
 
@@ -242,6 +250,8 @@ class Submit(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True):
+    """The user wants no more of a run."""
+
     run: int
 
 
@@ -280,10 +290,12 @@ Command = RunBatch | Release | Drop | Chunk | OutputEnd | End
 
 
 class Submitted(Struct, frozen=True):
+    """A run asks to be let in."""
+
     run: int
     arrival: float
     priority: int
-    experts: frozenset[str]
+    together: tuple[tuple[str, ...], ...]  # its experts; those that hand tensors to each other share a tuple
 
 
 class Claim(Struct, frozen=True):
@@ -310,6 +322,8 @@ class UnitReady(Struct, frozen=True):
 
 
 class Withdrawn(Struct, frozen=True):
+    """The offer of a loop no longer stands."""
+
     run: int
     loop: str
 
@@ -328,11 +342,15 @@ class Closed(Struct, frozen=True):
 
 
 class BatchDone(Struct, frozen=True):
+    """A batch is back."""
+
     batch: int
     seconds: float = 0.0
 
 
 class BatchFailed(Struct, frozen=True):
+    """A batch raised; nothing of it counts."""
+
     batch: int
     error: str
 
@@ -341,6 +359,8 @@ Event = Submitted | Claimed | UnitReady | Withdrawn | LoopDone | Closed | BatchD
 
 
 class Grant(Struct, frozen=True):
+    """How much of an offer runs, and which KV blocks are new with it."""
+
     run: int
     loop: str
     size: int
@@ -348,6 +368,8 @@ class Grant(Struct, frozen=True):
 
 
 class Dispatch(Struct, frozen=True):
+    """A batch, decided: one expert, one op, a grant for each unit."""
+
     batch: int
     executor: str
     expert: str
@@ -363,12 +385,16 @@ class Admitted(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
+    """A run is not let in; nothing of it has run."""
+
     run: int
     reason: str  # too_large | overloaded | lost
     detail: str
 
 
 class Fail(Struct, frozen=True):
+    """A run cannot go on."""
+
     run: int
     reason: str  # failed | lost
     detail: str
@@ -378,7 +404,6 @@ class Finish(Struct, frozen=True):
     """The last unit of a closed run is back: let go of everything it had on any executor."""
 
     run: int
-    executors: tuple[str, ...]
 
 
 Instruction = Dispatch | Admitted | Refuse | Fail | Finish

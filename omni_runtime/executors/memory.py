@@ -27,7 +27,7 @@ class Slots:
         found = self._state.get(key)
         if found is None:
             found = self._state[key] = make()
-        return found  # type: ignore[no-any-return]
+        return found
 
     def drop(self, run: int, loop: str) -> None:
         self._state.pop((run, loop), None)

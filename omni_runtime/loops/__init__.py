@@ -1,0 +1,20 @@
+"""The kinds of loop: one pure state machine each, shared by all requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_runtime.loop import Loop
+from omni_runtime.loops.ar_decode import ArDecodeLoop
+from omni_runtime.loops.audio_decode import AudioDecodeLoop
+from omni_runtime.loops.diffusion_denoise import DenoiseLoop
+from omni_runtime.loops.each import EachLoop
+from omni_runtime.loops.one_shot import OneShotLoop
+
+LOOPS: dict[str, Loop[Any]] = {
+    "ar_decode": ArDecodeLoop(),
+    "audio_decode": AudioDecodeLoop(),
+    "diffusion_denoise": DenoiseLoop(),
+    "each": EachLoop(),
+    "one_shot": OneShotLoop(),
+}

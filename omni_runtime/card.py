@@ -1,0 +1,200 @@
+"""What a model is: its experts, the loops they run, and what the loops read and give. Frozen values, checked when made.
+
+A card names experts by string ("package.module:builder"), so it loads in milliseconds and without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from omni_runtime.errors import CardError, unknown
+
+NAME = r"^[A-Za-z][A-Za-z0-9_.-]*$"
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """A pydantic error as sentences that name field, value and remedy."""
+    parts = []
+    for found in error.errors(include_url=False, include_context=False):
+        where = ".".join(str(p) for p in found["loc"])
+        if found["type"] == "extra_forbidden":
+            parts.append(f"{where}: " + unknown("field", found["loc"][-1], model.model_fields))
+        elif found["type"] == "missing":
+            parts.append(f"{where}: is required")
+        else:
+            shown = "" if found["type"] == "value_error" else f", not {found['input']!r}"
+            parts.append(f"{where}: " * bool(where) + found["msg"].removeprefix("Value error, ") + shown)
+    return "; ".join(parts)
+
+
+class Value(BaseModel):
+    """A frozen record that takes no unknown field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    error: ClassVar[type[ValueError]] = CardError
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as e:
+            raise self.error(f"{type(self).__name__}: {explain(e, type(self))}") from None
+
+
+class OpLimits(Value):
+    """How much of an op fits into one batch."""
+
+    units: int = Field(default=64, ge=1)
+    size: int = Field(default=512, ge=1)  # summed over the units: tokens, frames, rows or calls
+
+
+class ExpertSpec(Value):
+    """Weights and the ops over them. `build` is called on the executor as build(options, device)."""
+
+    build: str = Field(pattern=r"^[\w.]+:\w+$")
+    ops: Mapping[str, OpLimits] = Field(min_length=1)
+    options: Mapping[str, Any] = {}
+    place: Literal["device", "host"] = "device"
+    block: int = Field(default=16, ge=1)  # positions in a KV block
+    bytes_per_position: int = Field(default=0, ge=0)  # of KV; 0: the expert keeps state by loop, not by position
+
+
+class Slot(Value):
+    """What a loop reads. `full`: it starts when everything is there; `stream`: with the first item."""
+
+    type: str
+    mode: Literal["full", "stream"] = "full"
+    optional: bool = False
+
+
+class Port(Value):
+    """What a loop gives. Items of a `device` port stay on the executor and travel by name."""
+
+    type: str
+    device: bool = False
+
+
+class LoopSpec(Value):
+    """A loop of a card: an op of an expert, and the state machine that drives it. Use a subclass: it fixes the kind."""
+
+    kind: str
+    expert: str
+    op: str
+    reads: Mapping[str, Slot] = {}
+    ports: Mapping[str, Port] = {}
+    state_blocks: int = Field(default=0, ge=0)  # blocks of state that do not grow
+    defaults: Mapping[str, Any] = {}  # of the request's parameters for this loop
+
+    @property
+    def grows(self) -> bool:
+        """Whether state grows by one position per unit of size."""
+        return False
+
+
+class ArDecode(LoopSpec):
+    """Autoregressive decoding of tokens."""
+
+    kind: Literal["ar_decode"] = "ar_decode"
+    op: str = "forward"
+    reads: Mapping[str, Slot] = {"prompt": Slot(type="token")}
+    ports: Mapping[str, Port] = {
+        "text": Port(type="text"),
+        "tokens": Port(type="token"),
+        "hidden": Port(type="hidden", device=True),
+    }
+    context: int = Field(ge=1)  # prompt and answer together, in tokens
+    stop_tokens: tuple[int, ...] = ()
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+
+class AudioDecode(LoopSpec):
+    """Frames of codes or features to samples, chunk by chunk, with carried state."""
+
+    kind: Literal["audio_decode"] = "audio_decode"
+    op: str = "decode_audio"
+    reads: Mapping[str, Slot] = {"frames": Slot(type="frame", mode="stream")}
+    ports: Mapping[str, Port] = {"samples": Port(type="samples")}
+    sample_rate: int = Field(ge=1)  # Hz
+    hop: int = Field(ge=1)  # samples a frame
+    ahead: int = Field(default=0, ge=0)  # frames of look-ahead
+    mark: int | None = None  # column of a frame that is not 0 where a segment ends: no look-ahead is needed past it
+
+
+class DiffusionDenoise(LoopSpec):
+    """Denoising of latents, step by step; one unit is `branches` rows (2 with classifier-free guidance)."""
+
+    kind: Literal["diffusion_denoise"] = "diffusion_denoise"
+    op: str = "denoise"
+    reads: Mapping[str, Slot] = {"conditioning": Slot(type="hidden")}
+    ports: Mapping[str, Port] = {"latent": Port(type="latent", device=True), "progress": Port(type="progress")}
+    branches: int = Field(default=2, ge=1)
+    max_steps: int = Field(default=1000, ge=1)
+
+
+class Each(LoopSpec):
+    """One call per item of a stream, or per clause of a text stream: speech front ends, streaming encoders."""
+
+    kind: Literal["each"] = "each"
+    segment: Literal["items", "clauses"] = "items"
+    longest: int = Field(default=300, ge=8)  # characters in a clause before it is cut anyway
+
+    @model_validator(mode="after")
+    def _one_stream(self) -> Each:
+        if sum(s.mode == "stream" for s in self.reads.values()) != 1:
+            raise ValueError(f"an `each` loop reads exactly one slot of mode 'stream', not {dict(self.reads)}")
+        return self
+
+
+class OneShot(LoopSpec):
+    """A single call once all inputs are there: tokenizers, encoders, VAEs."""
+
+    kind: Literal["one_shot"] = "one_shot"
+
+    @model_validator(mode="after")
+    def _no_stream(self) -> OneShot:
+        if streams := [n for n, s in self.reads.items() if s.mode == "stream"]:
+            raise ValueError(f"a `one_shot` loop reads slots of mode 'full' only; use `each` for {streams}")
+        return self
+
+
+AnyLoop = Annotated[ArDecode | AudioDecode | DiffusionDenoise | Each | OneShot, Field(discriminator="kind")]
+
+
+class ModelCard(Value):
+    """A deployable model.
+
+    Raises:
+        CardError: a loop names an expert, an op or a parameter that the card does not have.
+    """
+
+    name: str = Field(pattern=NAME)
+    experts: Mapping[str, ExpertSpec] = Field(min_length=1)
+    loops: Mapping[str, AnyLoop] = Field(min_length=1)
+    description: str = ""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ModelCard:
+        for name, loop in self.loops.items():
+            expert = self.experts.get(loop.expert)
+            if expert is None:
+                raise ValueError(f"loops.{name}.expert: " + unknown("expert", loop.expert, self.experts))
+            if loop.op not in expert.ops:
+                raise ValueError(f"loops.{name}.op: " + unknown(f"op of expert {loop.expert!r}", loop.op, expert.ops))
+            if not loop.ports:
+                raise ValueError(f"loops.{name}.ports: a loop that gives nothing can never be read")
+            if isinstance(loop, DiffusionDenoise) and loop.branches > expert.ops[loop.op].size:
+                raise ValueError(
+                    f"loops.{name}.branches: a unit has {loop.branches} rows, op {loop.op!r} takes {expert.ops[loop.op].size}"
+                )
+        return self
+
+
+def batch_limits(*cards: ModelCard) -> dict[tuple[str, str], OpLimits]:
+    """("card/expert", op) -> what fits into one batch."""
+    return {(f"{c.name}/{e}", op): limit for c in cards for e, spec in c.experts.items() for op, limit in spec.ops.items()}

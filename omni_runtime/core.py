@@ -1,0 +1,110 @@
+"""The core: flow and scheduler behind one door. Pure, so it can be tested without a device, replayed and simulated."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from omni_runtime.card import OpLimits
+from omni_runtime.flow.flow import Flow
+from omni_runtime.scheduler import check as books
+from omni_runtime.scheduler.scheduler import Scheduler
+from omni_runtime.work import Admitted, Answer, Broken, Chunk, Command, Dispatch, End, ExecutorDown, ExecutorUp, Input, Submit
+
+REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgotten
+
+
+class Core:
+    """Requests and reports in, commands out.
+
+    The same inputs at the same times give the same commands: there is no clock, no thread, no device and no randomness here.
+
+    Args:
+        limits: ("card/expert", op) -> what fits into one batch.
+        max_runs: live runs before new ones are refused.
+    """
+
+    def __init__(self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000) -> None:
+        self.flow = Flow()
+        self.scheduler = Scheduler(limits, max_runs)
+        self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
+
+    def feed(self, now: float, *inputs: Input) -> list[Command]:
+        """The one door. Commands are to be carried out in the order given.
+
+        Args:
+            now: seconds on any clock that never runs backwards.
+        """
+        flow, scheduler = self.flow, self.scheduler
+        flow.now = now
+        flow.out = out = []
+        for item in inputs:
+            if type(item) is not Answer:
+                self._log.append((now, item))
+            flow.apply(item)
+        while True:
+            flow.settle()
+            events = flow.events
+            if not events:
+                return out
+            flow.events = []
+            for order in scheduler.handle(now, events):
+                if type(order) is Dispatch or type(order) is Admitted:
+                    self._log.append((now, order))
+                flow.obey(order)
+
+    def check(self) -> None:
+        """Re-derives every book and looks for lost wake-ups and idle executors.
+
+        Raises:
+            AssertionError: two books disagree; the message says which.
+        """
+        self.flow.check()
+        books.check(self.scheduler)
+        assert self.flow.runs.keys() >= self.scheduler.runs.keys(), "the scheduler knows a run that the flow does not"
+        assert set(self.flow.flying) == set(self.scheduler.where), "batches in flight"
+        for run in self.flow.runs.values():
+            assert run.id in self.scheduler.runs, f"run {run.id} has no book"
+        if not self.scheduler.where:  # nothing is in flight: whoever is alive waits for an executor that is not there
+            assert not self.flow.runs, (
+                f"nothing runs, and {sorted(self.flow.runs)} have not ended: {self.story(min(self.flow.runs))}"
+            )
+
+    def check_idle(self) -> None:
+        """Raises AssertionError unless nothing is alive and every book is at its baseline."""
+        assert not self.flow.runs and not self.flow.flying and not self.flow.todo
+        books.idle(self.scheduler)
+
+    def story(self, run: int) -> list[str]:
+        """What led a run to where it is, oldest first: lines of at most the last REMEMBERED entries of all runs."""
+        lines = []
+        for now, item in list(self._log):  # a copy: the engine's thread may be adding to it
+            told = _tell(item, run)
+            if told:
+                lines.append(f"{now:.6f} {told}")
+        state = self.flow.runs.get(run)
+        if state is None:
+            return [*lines, f"run {run} is not alive"]
+        for node in state.nodes.values():
+            waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits"
+            lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
+        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {', '.join(state.open)}")]
+
+
+def _tell(item: Any, run: int) -> str:
+    if isinstance(item, Submit) and item.run == run:
+        return f"submit {item.plan.program} for {', '.join(item.plan.outputs)}"
+    if isinstance(item, Dispatch):
+        mine = [f"{g.loop} x{g.size}" for g in item.grants if g.run == run]
+        beside = f" beside {len(item.grants) - len(mine)}" if len(item.grants) > len(mine) else ""
+        return f"batch {item.batch} on {item.executor}: {', '.join(mine)}{beside}" if mine else ""
+    if isinstance(item, Broken):
+        return f"batch {item.batch} broke: {item.error}"
+    if isinstance(item, ExecutorUp | ExecutorDown):
+        return f"executor {item.executor} {'up' if isinstance(item, ExecutorUp) else 'down'}"
+    if isinstance(item, Admitted) and item.run == run:
+        return f"admitted with {sum(item.blocks.values())} blocks"
+    if getattr(item, "run", None) == run and not isinstance(item, Chunk | End | Submit):
+        return type(item).__name__.lower()
+    return ""

@@ -1,0 +1,260 @@
+"""An executor without a device: outputs are hashes of what a unit reads, durations come from a cost model.
+
+It is strict where a real device is silent: a wrong block table, a gap in positions or a released tensor raises. Since every
+output is a hash of all that it depends on, two runs give equal outputs exactly if they computed the same thing.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from omni_runtime.card import LoopSpec, ModelCard
+from omni_runtime.executors.mailbox import Mailbox
+from omni_runtime.executors.memory import Slots
+from omni_runtime.work import (
+    Answer,
+    ArStep,
+    AudioStep,
+    Broken,
+    CallStep,
+    DenoiseStep,
+    Drop,
+    ExecutorUp,
+    Message,
+    Release,
+    Report,
+    Row,
+    RunBatch,
+    StepResult,
+    TensorRef,
+)
+
+MASK = (1 << 48) - 1
+VOCABULARY = 97  # token ids of a simulated model
+WORDS = ("la ", "lo", "é", "! ", "日", "ra, ", "mi. ", "☃ ", "so ", "ti")
+
+Fake = Callable[[Row, Slots], StepResult]
+
+
+def mix(*values: Any) -> int:
+    """A hash that is the same in every process."""
+    return hash(tuple(v if isinstance(v, int) else zlib.crc32(repr(v).encode()) for v in values)) & MASK
+
+
+class Cost(Struct, frozen=True):
+    """Seconds of a batch: fixed + per_unit * units + per_size * size."""
+
+    fixed: float = 0.001
+    per_unit: float = 0.0
+    per_size: float = 0.0
+
+    def of(self, batch: RunBatch) -> float:
+        return self.fixed + self.per_unit * len(batch.rows) + self.per_size * sum(row.size for row in batch.rows)
+
+
+class Memory:
+    """KV of a simulated loop: values lie at (block, offset) of a pool that is never cleared, so a wrong table shows."""
+
+    def __init__(self, pool: dict[tuple[int, int], int], block: int) -> None:
+        self.pool, self.block = pool, block
+        self.table: list[int] = []
+        self.length = 0
+
+    def __getitem__(self, at: int) -> int:
+        return self.pool[self.table[at // self.block], at % self.block]
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self.pool[self.table[at // self.block], at % self.block] = value
+
+
+class SimulatedExecutor:
+    """Hosts the experts of cards.
+
+    `run(message)` carries a message out at once, and when it counts as done is the caller's business: see `sim.py`. Behind a
+    real engine it is an executor like any other.
+
+    Args:
+        name: of the executor.
+        cards: whose experts are hosted.
+        experts: qualified names, or None for all.
+        blocks: size of the pool of every expert that keeps KV.
+        costs: (expert, op) -> Cost.
+        fakes: (expert, op) -> what to do instead of hashing.
+        stops: one in so many tokens is the first stop token of its loop; 0: never.
+        pace: behind a real engine, how many real seconds a simulated second takes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *cards: ModelCard,
+        experts: tuple[str, ...] | None = None,
+        blocks: int = 1 << 16,
+        slots: int = 1,
+        costs: Mapping[tuple[str, str], Cost] | None = None,
+        fakes: Mapping[tuple[str, str], Fake] | None = None,
+        stops: int = 13,
+        pace: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.specs: dict[tuple[str, str], LoopSpec] = {}
+        self.block: dict[str, int] = {}
+        pools: dict[str, int] = {}
+        for card in cards:
+            for loop in card.loops.values():
+                expert = f"{card.name}/{loop.expert}"
+                if experts is None or expert in experts:
+                    self.specs[expert, loop.op] = loop
+                    self.block[expert] = card.experts[loop.expert].block
+                    if card.experts[loop.expert].bytes_per_position or loop.state_blocks:
+                        pools[expert] = blocks
+        self.up = ExecutorUp(name, tuple(self.block), pools, slots)
+        self.slots = Slots(name)
+        self.pools: dict[str, dict[tuple[int, int], int]] = {expert: {} for expert in self.block}
+        self.costs = dict(costs or {})
+        self.fakes = dict(fakes or {})
+        self.stops = stops
+        self.calls: dict[str, int] = {}  # units run, by op
+        self.pace = pace
+        self._mailbox = Mailbox(name, self._paced)
+
+    # -- Behind a real engine
+
+    def start(self, report: Callable[[Report], None]) -> ExecutorUp:
+        self._mailbox.start(report)
+        return self.up
+
+    def send(self, message: Message) -> None:
+        self._mailbox.send(message)
+
+    def close(self) -> None:
+        self._mailbox.close()
+
+    def _paced(self, message: Message) -> Answer | Broken | None:
+        if self.pace and isinstance(message, RunBatch):
+            time.sleep(self.pace * self.seconds(message))
+        return self.run(message)
+
+    # -- On a virtual clock
+
+    def seconds(self, batch: RunBatch) -> float:
+        return self.costs.get((batch.expert, batch.op), Cost()).of(batch)
+
+    def run(self, message: Message) -> Answer | Broken | None:
+        """Carries out one message; batches are answered."""
+        if isinstance(message, Release):
+            for ref in message.refs:
+                self.slots.read(ref)  # released twice, or never made: KeyError
+            self.slots.release(message.refs)
+            return None
+        if isinstance(message, Drop):
+            for run, loop in message.slots:
+                self.slots.drop(run, loop)
+            return None
+        results = []
+        spec = self.specs[message.expert, message.op]
+        fake = self.fakes.get((message.expert, message.op))
+        for row in message.rows:
+            try:
+                results.append(fake(row, self.slots) if fake else self._row(message.expert, spec, row))
+            except Exception as error:
+                self.slots.release(tuple(ref for result in results for refs in result.tensors.values() for ref in refs))
+                return Broken(self.name, message.batch, repr(error))
+        self.calls[message.op] = self.calls.get(message.op, 0) + len(results)
+        return Answer(self.name, message.batch, results, self.seconds(message))
+
+    def _row(self, expert: str, spec: LoopSpec, row: Row) -> StepResult:
+        memory = self.slots.state(row, lambda: Memory(self.pools[expert], self.block[expert]))
+        if not set(row.blocks) <= set(memory.table):  # a row that is run again brings its blocks again
+            memory.table.extend(row.blocks)
+        payload = row.payload
+        if isinstance(payload, ArStep):
+            return self._forward(spec, row, payload, memory)
+        if isinstance(payload, AudioStep):
+            return self._decode_audio(spec, payload, memory)
+        if isinstance(payload, DenoiseStep):
+            return self._denoise(row, payload, memory)
+        return self._call(spec, row, payload)
+
+    def _value(self, ref: TensorRef) -> int:
+        return int(self.slots.read(ref)[0])
+
+    def _keep(self, row: Row, port: str, index: int, value: int) -> TensorRef:
+        return self.slots.keep(row, port, index, np.array([value], np.int64))
+
+    def _forward(self, spec: LoopSpec, row: Row, p: ArStep, memory: Memory) -> StepResult:
+        assert p.start <= memory.length, f"a gap: starts at {p.start}, {memory.length} positions are cached"
+        given = [self._value(ref) for ref in p.conditioning or ()]
+        if not memory.table:  # the expert keeps no pool here: blocks of its own
+            memory.pool = {}
+        last = memory[p.start - 1] if p.start else 11
+        hidden = []
+        for at, token in enumerate(p.tokens, p.start):
+            last = mix(last, token, given[at - p.start] if at - p.start < len(given) else 7)
+            memory[at] = last
+            if p.hidden:
+                hidden.append(self._keep(row, "hidden", at, last))
+        memory.length = p.start + len(p.tokens)
+        tensors = {"hidden": tuple(hidden)} if p.hidden else {}
+        if p.index < 0:
+            return StepResult(tensors=tensors)
+        drawn = mix(last, p.draw.seed, p.draw.node, p.index)
+        stop_tokens: tuple[int, ...] = getattr(spec, "stop_tokens", ())
+        if self.stops and stop_tokens and drawn % self.stops == 0:
+            return StepResult(stop_tokens[0], b"", {}, tensors)
+        return StepResult(drawn % VOCABULARY + 1000, WORDS[drawn % len(WORDS)].encode(), {}, tensors)
+
+    def _decode_audio(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
+        state = getattr(memory, "state", (0, 5))
+        if p.start == 0:
+            state = (0, 5)
+        assert state[0] == p.start, f"chunks out of order: {p.start} after {state[0]}"
+        fold, samples = state[1], []
+        assert len(p.frames) >= p.size
+        for at in range(p.size):
+            frame = p.frames[at]
+            over = p.last or (spec.mark is not None and any(f[spec.mark] for f in p.frames[at : at + spec.ahead + 1]))
+            assert at + spec.ahead < len(p.frames) or over, "a frame without its look-ahead"
+            ahead = []
+            for f in p.frames[at : at + spec.ahead + 1]:
+                ahead.append(mix(repr(f)))
+                if spec.mark is not None and f[spec.mark]:
+                    break
+            fold = mix(fold, mix(repr(frame)))
+            samples += [mix(fold, *ahead, i) % 2001 / 1000 - 1 for i in range(spec.hop)]
+        memory.state = (p.start + p.size, fold)  # type: ignore[attr-defined]
+        return StepResult(items={"samples": np.array(samples, np.float32)})
+
+    def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
+        step, latent = getattr(memory, "state", (0, 0))
+        if p.step == 0:
+            step, latent = 0, mix(p.draw.seed, p.draw.node)
+        assert step == p.step, f"step {p.step} after {step}"
+        latent = mix(latent, p.step, p.steps, *(self._value(c) for c in p.conditioning))
+        memory.state = (p.step + 1, latent)  # type: ignore[attr-defined]
+        return StepResult(tensors={"latent": (self._keep(row, "latent", 0, latent),)} if p.step + 1 == p.steps else {})
+
+    def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:
+        values = [item for name in sorted(p.inputs) for item in p.inputs[name]]
+        values += [self._value(ref) for name in sorted(p.tensors) for ref in p.tensors[name]]
+        seed = mix(p.index, *values, *(p.params[k] for k in sorted(p.params)))
+        items: dict[str, Any] = {}
+        tensors: dict[str, tuple[TensorRef, ...]] = {}
+        for port, kind in spec.ports.items():
+            value = mix(seed, port)
+            if kind.device:
+                tensors[port] = (self._keep(row, port, p.index, value),)
+            elif kind.type == "token":
+                items[port] = [mix(value, i) % VOCABULARY for i in range(value % 7 + 1)]
+            elif kind.type == "frame":  # a segment: (value, mark)
+                n = value % 5
+                items[port] = [(mix(value, i) % 1000, float(i == n - 1)) for i in range(n)]
+            else:
+                items[port] = [value]
+        return StepResult(items=items, tensors=tensors)

@@ -1,0 +1,194 @@
+"""The flow's door: what comes in moves runs, and what the scheduler orders becomes commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from omni_runtime.flow.run import Node, Run
+from omni_runtime.flow.walk import Walk
+from omni_runtime.work import (
+    Admitted,
+    Answer,
+    BatchDone,
+    BatchFailed,
+    Broken,
+    Cancel,
+    Dispatch,
+    Drop,
+    End,
+    ExecutorDown,
+    ExecutorUp,
+    Fail,
+    Finish,
+    Input,
+    Instruction,
+    Refuse,
+    Row,
+    RunBatch,
+    Submit,
+    Submitted,
+)
+
+
+class Flow(Walk):
+    """Applies inputs and instructions to runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flying: dict[int, tuple[str, list[tuple[Node, int]]]] = {}  # batch -> executor, (node, size) of every row
+
+    def apply(self, item: Input) -> None:
+        INPUTS[type(item)](self, item)
+
+    def obey(self, order: Instruction) -> None:
+        ORDERS[type(order)](self, order)
+
+    # -- Inputs
+
+    def _submit(self, item: Submit) -> None:
+        assert item.run not in self.runs, f"run id {item.run} is in use"
+        try:
+            run = Run(item, self.now)
+        except Exception as error:
+            self.out.append(End(item.run, "failed", repr(error)))
+            return
+        self.runs[run.id] = run
+        self.events.append(Submitted(run.id, self.now, run.priority, run.plan.together))
+        for node in run.nodes.values():
+            self.touch(node)
+
+    def _cancel(self, item: Cancel) -> None:
+        run = self.runs.get(item.run)
+        if run is not None:
+            self.end(run, "cancelled")
+
+    def _answer(self, item: Answer) -> None:
+        flight = self.flying.pop(item.batch, None)
+        if flight is None or flight[0] != item.executor:  # an executor that was given up answers late
+            if flight is not None:
+                self.flying[item.batch] = flight
+            return
+        members = flight[1]
+        if len(item.results) != len(members):
+            self.flying[item.batch] = flight
+            self._broken(Broken(item.executor, item.batch, f"{len(members)} rows gave {len(item.results)} results"))
+            return
+        self.events.append(BatchDone(item.batch, item.seconds))
+        for (node, size), result in zip(members, item.results, strict=True):
+            node.busy = False
+            if node.run.ended:
+                self.discard(node, result)
+            else:
+                self.take(node, size, result)
+                self.touch(node)
+
+    def _broken(self, item: Broken) -> None:
+        flight = self.flying.pop(item.batch, None)
+        if flight is None or flight[0] != item.executor:
+            if flight is not None:
+                self.flying[item.batch] = flight
+            return
+        self.events.append(BatchFailed(item.batch, item.error))
+        for node, _ in flight[1]:
+            node.busy = False
+            self.touch(node)
+
+    def _up(self, item: ExecutorUp) -> None:
+        self.events.append(item)
+
+    def _down(self, item: ExecutorDown) -> None:
+        self.events.append(item)
+        for batch, (executor, members) in list(self.flying.items()):
+            if executor == item.executor:
+                del self.flying[batch]
+                for node, _ in members:
+                    node.busy = False
+        for run in self.runs.values():
+            for node in run.nodes.values():
+                if node.home == item.executor:
+                    node.home = None
+
+    # -- Instructions
+
+    def _dispatch(self, order: Dispatch) -> None:
+        rows: list[Row] = []
+        members: list[tuple[Node, int]] = []
+        executor = order.executor
+        for grant in order.grants:
+            run = self.runs[grant.run]
+            if run.ended:
+                continue
+            node = run.nodes[grant.loop]
+            size = grant.size
+            try:
+                payload = node.loop.bind(node.state, size)
+            except Exception as error:
+                self.fail(run, node, error)
+                continue
+            rows.append(Row(grant.run, grant.loop, size, grant.blocks, payload))
+            members.append((node, size))
+            node.busy, node.offered, node.home = True, None, executor
+        if rows:
+            self.flying[order.batch] = (executor, members)
+            self.out.append(RunBatch(executor, order.batch, order.expert, order.op, rows))
+        else:
+            self.events.append(BatchDone(order.batch))
+
+    def _admitted(self, order: Admitted) -> None:
+        run = self.runs[order.run]
+        for loop, blocks in order.blocks.items():
+            node = run.nodes[loop]
+            node.ctx.room = (blocks - node.step.spec.state_blocks) * node.step.block
+
+    def _fail(self, order: Fail) -> None:
+        self.end(self.runs[order.run], order.reason, order.detail)
+
+    def _refuse(self, order: Refuse) -> None:
+        self.end(self.runs[order.run], order.reason, order.detail)
+
+    def _finish(self, order: Finish) -> None:
+        run = self.runs.pop(order.run)
+        drops: dict[str, list[tuple[int, str]]] = {}
+        for node in run.nodes.values():
+            for route in node.routes.values():
+                if route.channel is not None:
+                    self.release(route.channel.held())
+            if node.home:
+                drops.setdefault(node.home, []).append((run.id, node.name))
+        for home, slots in drops.items():
+            self.out.append(Drop(home, tuple(slots)))
+
+    # -- Books
+
+    def check(self) -> None:
+        """Looks at every node again: whatever would change now is a wake-up that was lost."""
+        assert not self.todo and not self.events
+        flying = {id(node): node for _, members in self.flying.values() for node, _ in members}
+        for run in self.runs.values():
+            for node in run.nodes.values():
+                assert node.busy == (id(node) in flying), f"{node.name} of run {run.id}: busy is {node.busy}"
+                if run.ended or node.busy:
+                    continue
+                before = (node.unit, node.offered, node.done, node.primed)
+                self.poll(node)
+                assert not self.todo and not self.events and before == (node.unit, node.offered, node.done, node.primed), (
+                    f"lost wake-up of {node.name} of run {run.id}: {self.events}"
+                )
+
+
+INPUTS: dict[type, Callable[[Flow, Any], None]] = {
+    Submit: Flow._submit,
+    Cancel: Flow._cancel,
+    Answer: Flow._answer,
+    Broken: Flow._broken,
+    ExecutorUp: Flow._up,
+    ExecutorDown: Flow._down,
+}
+ORDERS: dict[type, Callable[[Flow, Any], None]] = {
+    Dispatch: Flow._dispatch,
+    Admitted: Flow._admitted,
+    Refuse: Flow._refuse,
+    Fail: Flow._fail,
+    Finish: Flow._finish,
+}

@@ -1,0 +1,143 @@
+"""A request at run time: its nodes, and how their ports and readers are wired."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_runtime.channel import Channel, Reader
+from omni_runtime.loop import Context, Loop
+from omni_runtime.loops import LOOPS
+from omni_runtime.program import Plan, Step
+from omni_runtime.request import as_items
+from omni_runtime.work import Submit, Summary, WorkUnit
+
+
+class Route:
+    """Where the items of a port go: to a channel if a node reads it, and to outputs of the request."""
+
+    __slots__ = ("channel", "outputs", "sent")
+
+    def __init__(self, channel: Channel | None, outputs: tuple[str, ...]) -> None:
+        self.channel = channel
+        self.outputs = outputs
+        self.sent = 0  # items that the outputs have had
+
+
+class Node:
+    """A loop of a run."""
+
+    __slots__ = (
+        "busy",
+        "ctx",
+        "done",
+        "full",
+        "home",
+        "loop",
+        "name",
+        "offered",
+        "primed",
+        "queued",
+        "readers",
+        "routes",
+        "run",
+        "sources",
+        "state",
+        "step",
+        "streams",
+        "summary",
+        "tensors",
+        "unit",
+        "units",
+    )
+
+    def __init__(self, run: Run, step: Step) -> None:
+        self.run = run
+        self.step = step
+        self.name = step.name
+        self.loop: Loop[Any] = LOOPS[step.spec.kind]
+        self.ctx: Context
+        self.state: Any = None
+        self.readers: dict[str, Reader] = {}
+        self.routes: dict[str, Route] = {}
+        self.full: list[Reader] = []  # must be complete before the first step
+        self.sources: list[Reader] = []  # readers whose source may be held back by this node
+        self.tensors: list[Reader] = []  # readers of tensors, which are given back once passed
+        self.streams: list[Reader] = []  # readers that may hold this node back
+        self.unit: WorkUnit | None = None  # the step it could take now
+        self.offered: WorkUnit | None = None  # the offer that the scheduler has
+        self.primed = False  # every full input is complete
+        self.busy = False  # its unit is in flight
+        self.queued = False  # is on the list of nodes to look at
+        self.done = False
+        self.home: str | None = None  # executor that keeps its state
+        self.units = 0
+        self.summary = Summary()
+
+    def held_back(self) -> bool:
+        """Whether a reader throttles this node: it has a step to do or in flight, and what waits fills its capacity.
+
+        Anything stricter deadlocks a program without cycles: a reader that waits for something else would hold back the
+        source of what it waits for.
+        """
+        return any(r.attached and r.filled and (r.node.unit is not None or r.node.busy) for r in self.streams)
+
+
+class Run:
+    """One request."""
+
+    __slots__ = ("admitted", "arrival", "claimed", "ended", "id", "nodes", "open", "plan", "priority")
+
+    def __init__(self, submit: Submit, now: float) -> None:
+        plan: Plan = submit.plan
+        self.id = submit.run
+        self.plan = plan
+        self.arrival = now
+        self.priority = submit.priority
+        self.open = dict.fromkeys(plan.outputs)  # outputs that are not complete
+        self.ended = ""
+        self.claimed = False
+        self.admitted = not any(step.pooled for step in plan.steps)
+        self.nodes: dict[str, Node] = {}
+        self._wire(submit)
+
+    def _wire(self, submit: Submit) -> None:
+        read = {(edge.port.node, edge.port.port) for step in self.plan.steps for _, edge, _ in step.reads}
+        channels: dict[tuple[str, str], Channel] = {}
+        for step in self.plan.steps:
+            node = self.nodes[step.name] = Node(self, step)
+            for port in step.wants:
+                channel = None
+                if (step.name, port) in read:
+                    channel = channels[step.name, port] = Channel(step.spec.ports[port].device, node)
+                node.routes[port] = Route(channel, step.outputs.get(port, ()))
+            for slot, edge, full in step.reads:
+                channel = channels.get((edge.port.node, edge.port.port))
+                if channel is None:  # an input of the request
+                    channel = Channel()
+                    channel.push(0, as_items(step.spec.reads[slot].type, submit.inputs[edge.port.port]))
+                    channel.close("given")
+                self._attach(node, slot, Reader(channel, full, edge.capacity, node))
+            node.ctx = Context(
+                run=self.id,
+                loop=step.name,
+                node=step.number,
+                spec=step.spec,
+                expert=step.expert,
+                block=step.block,
+                readers=node.readers,
+                params=submit.params[step.name],
+                wants=frozenset(step.wants),
+                seed=submit.seed,
+            )
+
+    @staticmethod
+    def _attach(node: Node, slot: str, reader: Reader) -> None:
+        node.readers[slot] = reader
+        source: Node | None = reader.channel.source
+        if reader.full:
+            node.full.append(reader)
+        elif source is not None and reader.capacity is not None:
+            node.sources.append(reader)
+            source.streams.append(reader)
+        if reader.channel.device:
+            node.tensors.append(reader)

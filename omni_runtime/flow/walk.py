@@ -1,0 +1,233 @@
+"""Walking a program: look at a node, offer its step, take its results, wake whoever reads them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from omni_runtime.errors import RequestTooLarge
+from omni_runtime.flow.run import Node, Run
+from omni_runtime.scheduler.rank import due
+from omni_runtime.work import (
+    Chunk,
+    Claim,
+    Claimed,
+    Closed,
+    Command,
+    Done,
+    Drop,
+    End,
+    Event,
+    LoopDone,
+    OutputEnd,
+    Push,
+    Release,
+    StepResult,
+    TensorRef,
+    UnitReady,
+    Withdrawn,
+    WorkUnit,
+)
+
+
+class Walk:
+    """The verbs on nodes. Events for the scheduler gather in `events`, commands for the world in `out`."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Run] = {}
+        self.now = 0.0
+        self.out: list[Command] = []
+        self.events: list[Event] = []
+        self.todo: deque[Node] = deque()
+
+    # -- Looking
+
+    def touch(self, node: Node) -> None:
+        """Something that this node depends on moved."""
+        if not node.queued:
+            node.queued = True
+            self.todo.append(node)
+
+    def settle(self) -> None:
+        """Looks at every touched node until nothing moves any more."""
+        todo = self.todo
+        while todo:
+            node = todo.popleft()
+            node.queued = False
+            self.poll(node)
+
+    def poll(self, node: Node) -> None:
+        """Asks a node for its next step and offers it, or ends the node."""
+        run = node.run
+        if run.ended or node.busy or node.done or not (node.primed or self._prime(node)):
+            return
+        try:
+            step = node.loop.next(node.state)
+        except Exception as error:  # whatever a loop raises is its request's end and nobody else's
+            self.fail(run, node, error)
+            return
+        if type(step) is Done:
+            self._stop(node)
+            return
+        had = node.unit
+        node.unit = unit = step if type(step) is WorkUnit else None
+        self.offer(node)
+        if node.sources and (unit is None) is not (had is None):
+            self._reoffer_sources(node)  # whether this node may run decides who is held back
+
+    def _prime(self, node: Node) -> bool:
+        for reader in node.full:
+            if reader.channel.closed is None:
+                return False
+        try:
+            node.state = node.loop.init(node.ctx)
+            if node.step.pooled and not node.run.claimed:
+                self._claim(node.run)
+        except Exception as error:
+            self.fail(node.run, node, error)
+            return False
+        node.primed = True
+        return True
+
+    def _claim(self, run: Run) -> None:
+        claims = []
+        for node in run.nodes.values():
+            if node.step.pooled:
+                least, most = node.loop.claim(node.ctx)
+                claims.append(Claim(node.name, node.step.expert, least, most))
+        run.claimed = True
+        self.events.append(Claimed(run.id, tuple(claims)))
+
+    def offer(self, node: Node) -> None:
+        """Tells the scheduler what changed: a new or larger offer, or none."""
+        unit = node.unit
+        if unit is not None and node.streams and node.held_back():
+            unit = None
+        old = node.offered
+        if unit is None:
+            if old is not None:
+                node.offered = None
+                self.events.append(Withdrawn(node.run.id, node.name))
+        elif old is None or old.hi != unit.hi or old.at != unit.at:
+            node.offered = unit
+            self.events.append(UnitReady(unit, due(self.now, node.run.priority)))
+
+    def _reoffer_sources(self, node: Node) -> None:
+        for reader in node.sources:
+            source: Node = reader.channel.source
+            if source.unit is not None and not source.busy and not source.queued:  # queued: its unit may be the one just done
+                self.offer(source)
+
+    # -- Moving
+
+    def take(self, node: Node, size: int, result: StepResult) -> None:
+        """A unit is back."""
+        node.units += 1
+        run = node.run
+        try:
+            for push in node.loop.advance(node.state, size, result):
+                self.push(node, push)
+        except Exception as error:
+            self.fail(run, node, error)
+            self.discard(node, result)
+            return
+        if result.tensors:
+            self.release(ref for port, refs in result.tensors.items() if port not in node.routes for ref in refs)
+        if node.tensors:
+            for reader in node.tensors:
+                self.release(reader.channel.collect())
+        if node.sources:
+            self._reoffer_sources(node)
+
+    def discard(self, node: Node, result: StepResult) -> None:
+        """Results of an ended run: its tensors go, except those that a channel holds and `Finish` will give back."""
+        for port, refs in result.tensors.items():
+            route = node.routes.get(port)
+            held = route.channel.held() if route is not None and route.channel is not None else ()
+            self.release(ref for ref in refs if ref not in held)
+
+    def push(self, node: Node, push: Push) -> None:
+        """Items to the outputs that show them and to the channel that carries them. What went out before is trimmed."""
+        route = node.routes.get(push.port)
+        if route is None:
+            return
+        if route.outputs:
+            again = route.sent - push.start
+            assert again >= 0, f"{node.name}.{push.port}: items start at {push.start}, {route.sent} were sent"
+            fresh = push.items[again:] if again else push.items
+            if len(fresh):
+                for name in route.outputs:
+                    self.out.append(Chunk(node.run.id, name, route.sent, fresh))
+                route.sent += len(fresh)
+        channel = route.channel
+        if channel is not None:
+            waste = channel.push(push.start, push.items)
+            if waste:
+                self.release(waste)
+            for reader in channel.readers:
+                reading: Node = reader.node
+                if not reader.full and not reading.queued and not reading.busy:
+                    self.touch(reading)
+
+    def release(self, refs: Iterable[TensorRef]) -> None:
+        homes: dict[str, list[TensorRef]] = {}
+        for ref in refs:
+            homes.setdefault(ref.home, []).append(ref)
+        for home, found in homes.items():
+            self.out.append(Release(home, tuple(found)))
+
+    # -- Ending
+
+    def _stop(self, node: Node) -> None:
+        """The node has no step any more: its outputs are complete and it lets go of what it read and held."""
+        run = node.run
+        try:
+            node.summary = node.loop.finalize(node.state)
+        except Exception as error:
+            self.fail(run, node, error)
+            return
+        node.done, node.unit = True, None
+        for reader in node.readers.values():
+            reader.detach()
+            self.release(reader.channel.collect())
+        self._reoffer_sources(node)
+        self.events.append(LoopDone(run.id, node.name))
+        if node.home:
+            self.out.append(Drop(node.home, ((run.id, node.name),)))
+            node.home = None
+        for route in node.routes.values():
+            if route.channel is not None:
+                route.channel.close("done")
+                for reader in route.channel.readers:
+                    self.touch(reader.node)
+            for name in route.outputs:
+                self.out.append(OutputEnd(run.id, name, node.summary))
+                del run.open[name]
+        if not run.open:
+            self.end(run, "done")
+
+    def fail(self, run: Run, node: Node, error: Exception) -> None:
+        """An exception of a loop ends its run; only its text is kept."""
+        reason = "too_large" if isinstance(error, RequestTooLarge) else "failed"
+        self.end(run, reason, f"{node.name}: {error if reason == 'too_large' else repr(error)}")
+
+    def end(self, run: Run, reason: str, detail: str = "") -> None:
+        """The caller knows at once; the books close when the units in flight are back."""
+        if run.ended:
+            return
+        run.ended = reason
+        usage = {}
+        for node in run.nodes.values():
+            if node.state is not None and not node.done:
+                node.summary = _summary(node)
+            usage[node.name] = node.summary.usage
+        self.out.append(End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage))
+        self.events.append(Closed(run.id))
+
+
+def _summary(node: Node) -> Any:
+    try:
+        return node.loop.finalize(node.state)
+    except Exception:
+        return node.summary

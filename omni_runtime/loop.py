@@ -1,0 +1,81 @@
+"""The contract of a loop: a pure state machine over plain data, that says which step it needs next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from omni_runtime.channel import Reader
+from omni_runtime.work import Done, Payload, Push, StepResult, Summary, UnitKind, Wait, WorkUnit
+
+S = TypeVar("S")
+
+DONE = Done()
+
+
+class Context:
+    """What a loop is told about its request. One per node of a run."""
+
+    __slots__ = ("block", "expert", "loop", "node", "params", "readers", "room", "run", "seed", "spec", "wants")
+
+    def __init__(
+        self,
+        *,
+        run: int,
+        loop: str,
+        node: int,
+        spec: Any,
+        expert: str,
+        block: int,
+        readers: Mapping[str, Reader],
+        params: Any,
+        wants: frozenset[str],
+        seed: int,
+    ) -> None:
+        self.run = run
+        self.loop = loop  # name of the node
+        self.node = node  # its number in the program: a coordinate of every random draw
+        self.spec = spec  # the LoopSpec of the loop's own kind
+        self.expert = expert  # qualified: "card/expert"
+        self.block = block  # positions in a KV block
+        self.readers = readers
+        self.params = params  # of the request, for this loop: see request.py
+        self.wants = wants  # ports that somebody reads
+        self.seed = seed
+        self.room = 1 << 62  # KV positions that were granted at admission; without bound where the expert has no pool
+
+    def kind(self, key: tuple[Any, ...] = ()) -> UnitKind:
+        """The kind of every unit of this loop."""
+        return UnitKind(self.expert, self.spec.op, key, self.spec.state_blocks, self.block if self.spec.grows else 0)
+
+
+class Loop(Protocol[S]):
+    """One instance serves all requests; what belongs to a request is in its state.
+
+    No method may block, draw random numbers, read a clock or keep anything outside the state. An exception in any of them
+    fails the request, and only that.
+    """
+
+    def init(self, ctx: Context) -> S:
+        """Called when every `full` input is complete."""
+        ...
+
+    def claim(self, ctx: Context) -> tuple[int, int]:
+        """(least, most) KV blocks that the loop may ever hold; asked after `init` where the inputs are there already."""
+        ...
+
+    def next(self, s: S) -> WorkUnit | Wait | Done:
+        """The step needed now. A question: it may be asked any number of times and changes nothing."""
+        ...
+
+    def bind(self, s: S, size: int) -> Payload:
+        """The data of a step of the granted size. Peeks at channels and consumes nothing."""
+        ...
+
+    def advance(self, s: S, size: int, result: StepResult) -> Sequence[Push]:
+        """Takes the result of the step that was bound."""
+        ...
+
+    def finalize(self, s: S) -> Summary:
+        """Usage and finish reason, once `next` has said Done."""
+        ...

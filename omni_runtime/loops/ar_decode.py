@@ -1,0 +1,124 @@
+"""Autoregressive decoding: prefill and decode are one thing, known tokens that are not in the cache yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_runtime.channel import Reader
+from omni_runtime.errors import RequestTooLarge
+from omni_runtime.loop import DONE, Context
+from omni_runtime.loops.text import TextStream
+from omni_runtime.work import ArStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
+
+WAIT_CONDITIONING = Wait("conditioning")
+
+
+class ArState:
+    __slots__ = (
+        "cached",
+        "conditioning",
+        "ctx",
+        "draw",
+        "finish",
+        "hidden",
+        "kind",
+        "limit",
+        "prompt",
+        "shown",
+        "stop_tokens",
+        "text",
+        "tokens",
+        "wants_tokens",
+    )
+
+    def __init__(self, ctx: Context, tokens: list[int]) -> None:
+        params = ctx.params
+        self.ctx = ctx
+        self.kind = ctx.kind()
+        self.tokens = tokens  # prompt and answer
+        self.prompt = len(tokens)
+        room = ctx.spec.context - self.prompt
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.cached = 0
+        self.finish = "length" if self.limit == 0 else ""
+        self.draw = Draw(ctx.seed, ctx.node, params.temperature, params.top_p)
+        self.conditioning: Reader | None = ctx.readers.get("conditioning")
+        self.stop_tokens = frozenset(ctx.spec.stop_tokens)
+        self.hidden = "hidden" in ctx.wants
+        self.wants_tokens = "tokens" in ctx.wants
+        self.text = TextStream(params.stop) if "text" in ctx.wants or params.stop else None
+        self.shown = 0  # pieces of text pushed
+
+
+class ArDecodeLoop:
+    """Steps of 1..n tokens; the last known token's step draws the next one."""
+
+    def init(self, ctx: Context) -> ArState:
+        tokens = list(ctx.readers["prompt"].peek())
+        if not tokens:
+            raise RequestTooLarge(f"{ctx.loop}: the prompt has no tokens; send at least one")
+        if len(tokens) >= ctx.spec.context:
+            raise RequestTooLarge(
+                f"{ctx.loop}: the prompt has {len(tokens)} tokens, the context of {ctx.spec.context} must hold them and an answer"
+            )
+        return ArState(ctx, tokens)
+
+    def claim(self, ctx: Context) -> tuple[int, int]:
+        prompt = ctx.readers["prompt"]
+        if prompt.ended and prompt.cursor == 0:
+            least = prompt.available
+            most = min(ctx.spec.context, least + max(1, ctx.params.max_tokens or ctx.spec.context))
+        else:  # the prompt is made by another loop of this run
+            least = most = ctx.spec.context
+        return -(-least // ctx.block) + ctx.spec.state_blocks, -(-most // ctx.block) + ctx.spec.state_blocks
+
+    def next(self, s: ArState) -> WorkUnit | Wait | Done:
+        if s.finish:
+            return DONE
+        hi = len(s.tokens) - s.cached
+        if s.conditioning is not None and not s.conditioning.ended:
+            hi = min(hi, s.conditioning.available)  # a reader that is ahead waits, it never pads
+            if hi == 0:
+                return WAIT_CONDITIONING
+        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, hi, s.cached, s.cached)
+
+    def bind(self, s: ArState, size: int) -> ArStep:
+        end = s.cached + size
+        draws = end == len(s.tokens)
+        conditioning = None if s.conditioning is None else s.conditioning.peek(size)
+        return ArStep(s.cached, tuple(s.tokens[s.cached : end]), end - s.prompt if draws else -1, s.draw, conditioning, s.hidden)
+
+    def advance(self, s: ArState, size: int, result: StepResult) -> Sequence[Push]:
+        start = s.cached
+        s.cached = start + size
+        pushes = []
+        if s.conditioning is not None:
+            s.conditioning.take(min(size, s.conditioning.available))
+        if s.hidden:
+            pushes.append(Push("hidden", start, result.tensors["hidden"]))
+        token = result.token
+        if token < 0:
+            return pushes
+        s.tokens.append(token)
+        count = len(s.tokens) - s.prompt
+        if s.wants_tokens:
+            pushes.append(Push("tokens", count - 1, (token,)))
+        if token in s.stop_tokens:
+            s.finish = "stop"
+        elif count >= s.limit or len(s.tokens) > s.ctx.room:
+            s.finish = "length"
+        if s.text is not None:
+            text = s.text.feed(result.piece) if s.finish != "stop" else ""
+            if s.text.stopped:
+                s.finish = "stop"
+            elif s.finish:
+                text += s.text.end()
+                if s.text.stopped:
+                    s.finish = "stop"
+            if text and "text" in s.ctx.wants:
+                pushes.append(Push("text", s.shown, (text,)))
+                s.shown += 1
+        return pushes
+
+    def finalize(self, s: ArState) -> Summary:
+        return Summary(s.finish, {"prompt_tokens": s.prompt, "completion_tokens": len(s.tokens) - s.prompt})

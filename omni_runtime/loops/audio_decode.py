@@ -1,0 +1,71 @@
+"""Frames to samples, chunk by chunk. Look-ahead is peeked and never consumed, so there is no flush unit and no end flag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_runtime.channel import Reader
+from omni_runtime.loop import DONE, Context
+from omni_runtime.work import AudioStep, Done, Push, StepResult, Summary, Wait, WorkUnit
+
+WAIT_FRAMES = Wait("frames")
+
+
+class AudioState:
+    __slots__ = ("cut", "ctx", "frames", "kind", "scanned")
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.kind = ctx.kind()
+        self.frames: Reader = ctx.readers["frames"]
+        self.scanned = 0
+        self.cut = 0  # one past the last frame known to end a segment
+
+
+class AudioDecodeLoop:
+    """Steps of 1..n frames."""
+
+    def init(self, ctx: Context) -> AudioState:
+        return AudioState(ctx)
+
+    def claim(self, ctx: Context) -> tuple[int, int]:
+        return ctx.spec.state_blocks, ctx.spec.state_blocks
+
+    def next(self, s: AudioState) -> WorkUnit | Wait | Done:
+        frames = s.frames
+        ready = frames.available
+        if frames.ended:
+            if ready == 0:
+                return DONE
+        elif (mark := s.ctx.spec.mark) is not None:
+            self._scan(s, mark)
+            ready = max(ready - s.ctx.spec.ahead, s.cut - frames.cursor)
+        else:
+            ready -= s.ctx.spec.ahead
+        if ready <= 0:
+            return WAIT_FRAMES
+        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, ready, frames.cursor, frames.cursor)
+
+    @staticmethod
+    def _scan(s: AudioState, mark: int) -> None:
+        items = s.frames.channel.items
+        for at in range(s.scanned, len(items)):
+            if items[at][mark]:
+                s.cut = at + 1
+        s.scanned = len(items)
+
+    def bind(self, s: AudioState, size: int) -> AudioStep:
+        frames = s.frames.peek(size + s.ctx.spec.ahead)
+        last = s.frames.ended and len(frames) == s.frames.available
+        return AudioStep(s.frames.cursor, size, frames, last)
+
+    def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
+        start = s.frames.cursor * s.ctx.spec.hop
+        samples = result.items["samples"]
+        if len(samples) != size * s.ctx.spec.hop:
+            raise ValueError(f"{s.ctx.loop}: {size} frames gave {len(samples)} samples, not {size} x {s.ctx.spec.hop}")
+        s.frames.take(size)
+        return (Push("samples", start, samples),)
+
+    def finalize(self, s: AudioState) -> Summary:
+        return Summary("done", {"frames": s.frames.cursor, "samples": s.frames.cursor * s.ctx.spec.hop})

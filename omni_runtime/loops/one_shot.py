@@ -1,0 +1,44 @@
+"""A single call once all inputs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_runtime.loop import DONE, Context
+from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
+
+
+class OneShotState:
+    __slots__ = ("ctx", "kind", "ran")
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.kind = ctx.kind()
+        self.ran = False
+
+
+class OneShotLoop:
+    """One step of one call."""
+
+    def init(self, ctx: Context) -> OneShotState:
+        return OneShotState(ctx)
+
+    def claim(self, ctx: Context) -> tuple[int, int]:
+        return ctx.spec.state_blocks, ctx.spec.state_blocks
+
+    def next(self, s: OneShotState) -> WorkUnit | Wait | Done:
+        return DONE if s.ran else WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, 1)
+
+    def bind(self, s: OneShotState, size: int) -> CallStep:
+        host = {name: reader.peek() for name, reader in s.ctx.readers.items() if not reader.channel.device}
+        device = {name: reader.peek() for name, reader in s.ctx.readers.items() if reader.channel.device}
+        return CallStep(0, host, device, s.ctx.params)
+
+    def advance(self, s: OneShotState, size: int, result: StepResult) -> Sequence[Push]:
+        s.ran = True
+        return [
+            Push(port, 0, result.tensors[port] if port in result.tensors else result.items[port]) for port in sorted(s.ctx.wants)
+        ]
+
+    def finalize(self, s: OneShotState) -> Summary:
+        return Summary("done", {"calls": int(s.ran)})

@@ -1,0 +1,53 @@
+"""Bytes of tokens to text that may be shown: whole characters only, and never the beginning of a stop string."""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+
+
+class TextStream:
+    """Incremental text of one sample.
+
+    Joined, what `feed` and `end` return is the UTF-8 decoding of all bytes (malformed ones as U+FFFD), cut before the first
+    stop string. Text that may still become a stop string is held back until it cannot.
+    """
+
+    __slots__ = ("_bytes", "_held", "_stops", "stopped")
+
+    def __init__(self, stops: tuple[str, ...] = ()) -> None:
+        self._stops = stops
+        self._bytes = b""  # the beginning of a character
+        self._held = ""  # the beginning of a stop string
+        self.stopped = False
+
+    def feed(self, piece: bytes) -> str:
+        """The text that became certain with this piece; sets `stopped` when a stop string is complete."""
+        if self._bytes:
+            piece = self._bytes + piece
+        text, used = utf_8_decode(piece, "replace", False)
+        self._bytes = piece[used:]
+        return self._release(text) if self._stops else text
+
+    def end(self) -> str:
+        """What was held back, at the end of the stream. A character that was cut in the middle shows as U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._release(utf_8_decode(self._bytes, "replace", True)[0]) if self._bytes or self._held else ""
+        held, self._bytes, self._held = self._held, b"", ""
+        return text + held if not self.stopped else text
+
+    def _release(self, text: str) -> str:
+        text = self._held + text
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held, self._bytes = True, "", b""
+            return text[: min(found)]
+        keep = 0
+        for stop in self._stops:
+            for n in range(min(len(stop) - 1, len(text)), keep, -1):
+                if text.endswith(stop[:n]):
+                    keep = n
+                    break
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]

@@ -1,0 +1,167 @@
+"""A request: inputs, outputs and parameters, checked before anything of it reaches the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, create_model, field_validator
+
+from omni_runtime.card import Each, LoopSpec, OneShot, Value
+from omni_runtime.errors import ProgramError, RequestError, unknown
+from omni_runtime.program import Plan, Program
+from omni_runtime.work import Submit
+
+SEEDS = 2**63  # a seed is 0 .. SEEDS - 1
+PRIORITIES = {"high": 0, "normal": 1, "low": 2}
+
+
+class Params(Value):
+    """Parameters of a request for one loop."""
+
+    error: ClassVar[type[ValueError]] = RequestError
+
+
+class ArParams(Params):
+    """How tokens are drawn, and when to end. `temperature` 0 takes the likeliest token; `top_p` 1 is off."""
+
+    max_tokens: int | None = Field(default=None, ge=0)  # None: as many as the context and the memory hold
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    stop: tuple[str, ...] = Field(default=(), max_length=16)  # the text ends before the first of these
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else () if stop is None else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("a stop string must not be empty")
+        return stop
+
+
+class AudioParams(Params):
+    """Decoding of sound has no parameters."""
+
+
+class DenoiseParams(Params):
+    """Number of steps, and the shape of the latent."""
+
+    steps: int = Field(default=20, ge=1)
+    size: tuple[int, ...] = (1,)
+
+
+PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioParams, "diffusion_denoise": DenoiseParams}
+
+
+def params_model(spec: LoopSpec) -> type[Params]:
+    """The parameters that a loop takes: its kind's, or for calls the ones that its card gives defaults for."""
+    if isinstance(spec, Each | OneShot):
+        fields: dict[str, Any] = {name: (type(value), value) for name, value in spec.defaults.items()}
+        return create_model("CallParams", __base__=Params, **fields)
+    return PARAMS[spec.kind]
+
+
+class Request(Value):
+    """What `runtime.submit` makes of its arguments."""
+
+    error: ClassVar[type[ValueError]] = RequestError
+
+    outputs: tuple[str, ...] | None = None  # None: all that the program has
+    seed: int | None = Field(default=None, ge=0, lt=SEEDS)  # None: one is drawn, used and returned
+    priority: Literal["high", "normal", "low"] = "normal"
+    label: str = ""  # the caller's own name for it; shown, never used as a key
+
+    @field_validator("outputs", mode="before")
+    @classmethod
+    def _as_tuple(cls, outputs: Any) -> Any:
+        return (outputs,) if isinstance(outputs, str) else tuple(outputs) if isinstance(outputs, list) else outputs
+
+
+def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sorts the keyword arguments of a submit into inputs of the program and parameters by node.
+
+    A keyword is an input of the program, the name of a node with a mapping of parameters, or a parameter that exactly one
+    loop of the plan takes.
+
+    Raises:
+        RequestError: unknown keyword, missing input, a parameter that several loops take or that is out of range.
+    """
+    inputs: dict[str, Any] = {}
+    params: dict[str, dict[str, Any]] = {step.name: {} for step in plan.steps}
+    models = {step.name: params_model(step.spec) for step in plan.steps}
+    known = program.inputs
+    for key, value in given.items():
+        takers = [name for name, model in models.items() if key in model.model_fields]
+        if key in known:
+            inputs[key] = value
+        elif key in program.nodes:
+            if not isinstance(value, Mapping):
+                raise RequestError(f"{key}: parameters of a loop are a mapping, not {value!r}")
+            params.get(key, {}).update(value)
+            if key not in params:
+                model = params_model(program.spec(key))  # a pruned loop's parameters are checked all the same
+                model(**value)
+        elif len(takers) == 1:
+            params[takers[0]][key] = value
+        elif takers:
+            raise RequestError(f"{key}: loops {takers} take it; say which, as in {takers[0]}={{{key!r}: {value!r}}}")
+        else:
+            fields = {f for m in models.values() for f in m.model_fields}
+            raise RequestError(unknown("argument", key, {*known, *program.nodes, *fields, *Request.model_fields}))
+    needed = {e.port.port for step in plan.steps for _, e, _ in step.reads if not e.port.node}
+    for name in sorted(needed):
+        if inputs.get(name) is None:
+            raise RequestError(f"{name}: program {program.name!r} needs this input ({known[name]})")
+    return inputs, {step.name: _params(models[step.name], step.spec, params[step.name], step.name) for step in plan.steps}
+
+
+def _params(model: type[Params], spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
+    try:
+        made = model(**{**spec.defaults, **given})
+    except RequestError as e:
+        raise RequestError(f"{where}: {e}") from None
+    return made.model_dump() if isinstance(spec, Each | OneShot) else made
+
+
+def as_items(kind: str, value: Any) -> Sequence[Any]:
+    """An input as the items of its channel: token ids one by one, all else as one item."""
+    if kind != "token":
+        return (value,)
+    tokens = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+    if tokens is None or not tokens or not all(type(t) is int and t >= 0 for t in tokens):
+        raise RequestError(f"an input of token ids is a list of whole numbers from 0 on, not {str(value)[:80]!r}")
+    return tokens
+
+
+def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], **fields: Any) -> tuple[Request, Submit]:
+    """A submit's arguments as a checked message to the core.
+
+    Args:
+        run: the id, never used before.
+        fallback: seed where the request names none.
+        given: inputs and parameters, see `split`.
+        fields: fields of `Request`.
+
+    Raises:
+        RequestError, ProgramError: naming the field, its value and the remedy.
+    """
+    request = Request(**fields)
+    program.check()
+    try:
+        plan = program.plan(request.outputs)
+    except ProgramError as e:  # the program is sound, so it is the choice of outputs
+        raise RequestError(f"outputs: {e}") from None
+    inputs, params = split(program, plan, given)
+    for step in plan.steps:
+        for slot, edge, _ in step.reads:
+            if not edge.port.node:
+                try:
+                    as_items(step.spec.reads[slot].type, inputs[edge.port.port])
+                except RequestError as e:
+                    raise RequestError(f"{edge.port.port}: {e}") from None
+    chosen = fallback if request.seed is None else request.seed
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority])

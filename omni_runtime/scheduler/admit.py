@@ -1,0 +1,111 @@
+"""Who may hold memory, and where: placement of a run's experts, and admission in order of seniority."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_runtime.scheduler.book import ExecBook, RunBook
+from omni_runtime.work import Admitted, Claim, Fail, Refuse
+
+
+def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:
+    """Executors that have all of these experts."""
+    return [ex for ex in executors.values() if all(e in ex.experts for e in experts)]
+
+
+def place(executors: dict[str, ExecBook], run: RunBook, expert: str) -> str | None:
+    """Executor of an expert for this run, chosen at its first need and kept.
+
+    Experts that hand tensors to each other go together, since a tensor is read where it was made. Among several executors:
+    one whose pools hold the claims, then the one with the fewest experts of live runs, then the first that came up.
+    """
+    if (home := run.homes.get(expert)) is not None:
+        return home
+    group = run.together[expert]
+    found = hosts(executors, group)
+    if not found:
+        return None
+    claims = run.claims or ()
+    best = min(found, key=lambda ex: (_shortage(ex, claims, group), ex.pinned))
+    for member in group:
+        run.homes[member] = best.name
+    best.pinned += len(group)
+    return best.name
+
+
+def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -> int:
+    """Blocks that an executor's pools lack for the least that a run needs there."""
+    short = 0
+    for expert in group:
+        least = sum(c.least for c in claims if c.expert == expert)
+        if least:
+            short += max(0, least - (ex.ledgers[expert].total if expert in ex.ledgers else 0))
+    return short
+
+
+def rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
+    """Blocks that a run may hold, by loop; or the sentence that says why it can never fit.
+
+    Depends on the totals of the pools only, never on who else is there: what a request may hold decides where it must stop.
+    """
+    granted: dict[str, int] = {}
+    for expert in dict.fromkeys(c.expert for c in run.claims or ()):
+        claims = [c for c in run.claims or () if c.expert == expert]
+        pool = executors[run.homes[expert]].ledgers.get(expert)
+        total = pool.total if pool else 0
+        least = sum(c.least for c in claims)
+        if least > total:
+            return f"needs at least {least} KV blocks of expert {expert!r}, its pool on {run.homes[expert]!r} has {total}"
+        spare = total - least
+        for claim in claims:
+            more = min(spare, claim.most - claim.least)
+            granted[claim.loop] = claim.least + more
+            spare -= more
+    return granted
+
+
+class Admission:
+    """The queue of runs that wait for memory. A run that does not fit blocks the pools it needs for all its juniors."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, tuple[RunBook, dict[str, int]]] = {}
+        self.changed = False  # a run came, or memory was freed
+
+    def claim(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
+        """Places a run that told its claims, and queues or refuses it; returns whether it is queued."""
+        for claim in run.claims or ():
+            if place(executors, run, claim.expert) is None:
+                out.append(Fail(run.id, "lost", f"no executor hosts {', '.join(run.together[claim.expert])} any more"))
+                return False
+        granted = rooms(executors, run)
+        if isinstance(granted, str):
+            out.append(Refuse(run.id, "too_large", granted))
+            return False
+        self.waiting[run.id] = (run, granted)
+        self.changed = True
+        return True
+
+    def forget(self, run: RunBook) -> None:
+        if self.waiting.pop(run.id, None) is not None:
+            self.changed = True
+
+    def admit(self, executors: dict[str, ExecBook], out: list[Any]) -> list[RunBook]:
+        """Everybody who fits, most senior first."""
+        self.changed = False
+        admitted: list[RunBook] = []
+        blocked: set[tuple[str, str]] = set()
+        for run, granted in sorted(self.waiting.values(), key=lambda w: w[0].since):
+            needs: dict[tuple[str, str], int] = {}
+            for claim in run.claims or ():
+                pool = (run.homes[claim.expert], claim.expert)
+                needs[pool] = needs.get(pool, 0) + granted[claim.loop]
+            if any(p in blocked or not executors[p[0]].ledgers[p[1]].can_reserve(n) for p, n in needs.items()):
+                blocked.update(needs)
+                continue
+            for claim in run.claims or ():
+                executors[run.homes[claim.expert]].ledgers[claim.expert].reserve(run.id, claim.loop, granted[claim.loop])
+            del self.waiting[run.id]
+            run.admitted = True
+            admitted.append(run)
+            out.append(Admitted(run.id, granted))
+        return admitted

@@ -1,0 +1,59 @@
+"""The scheduler's records: one per run, per loop that offers, and per executor."""
+
+from __future__ import annotations
+
+from omni_runtime.scheduler.ledger import Ledger
+from omni_runtime.scheduler.rank import seniority
+from omni_runtime.work import Claim, ExecutorUp, Submitted, WorkUnit
+
+
+class Offer:
+    """What a loop offers now. One object for the life of the loop; heaps hold (due, seq, offer) and `seq` dates an entry."""
+
+    __slots__ = ("cover", "due", "held", "home", "live", "run", "seq", "unit")
+
+    def __init__(self, run: RunBook, unit: WorkUnit) -> None:
+        self.run = run
+        self.unit = unit
+        self.due = 0.0
+        self.seq = 0
+        self.live = False  # waits to be picked
+        self.home: str | None = None  # executor, once its expert is placed
+        self.held = 0  # blocks
+        self.cover = 0  # positions that these blocks hold: a token asks the ledger only when it leaves them
+
+    def __lt__(self, other: Offer) -> bool:
+        raise AssertionError("two heap entries with one sequence number")
+
+
+class RunBook:
+    """What the scheduler knows of a run."""
+
+    __slots__ = ("admitted", "claims", "closing", "flying", "homes", "id", "offers", "since", "solo", "together")
+
+    def __init__(self, event: Submitted) -> None:
+        self.id = event.run
+        self.since = seniority(event.arrival, event.priority, event.run)
+        self.together = {expert: group for group in event.together for expert in group}
+        self.homes: dict[str, str] = {}  # expert -> executor
+        self.offers: dict[str, Offer] = {}
+        self.flying: dict[str, int] = {}  # loop -> batch
+        self.solo: dict[str, int] = {}  # loop -> progress that it must pass alone, since a batch with it broke
+        self.claims: tuple[Claim, ...] | None = None
+        self.admitted = False
+        self.closing = False
+
+
+class ExecBook:
+    """What the scheduler knows of an executor."""
+
+    __slots__ = ("experts", "flying", "groups", "ledgers", "name", "pinned", "slots")
+
+    def __init__(self, up: ExecutorUp) -> None:
+        self.name = up.executor
+        self.experts = frozenset(up.experts)
+        self.slots = up.slots
+        self.ledgers = {expert: Ledger(blocks) for expert, blocks in up.pools.items()}
+        self.flying: dict[int, list[Offer]] = {}
+        self.groups: dict[int, tuple[object, ...]] = {}  # batch in flight -> its group
+        self.pinned = 0  # experts of live runs that are placed here

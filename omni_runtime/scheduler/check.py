@@ -1,0 +1,62 @@
+"""Every book of the scheduler again, from first principles."""
+
+from __future__ import annotations
+
+from omni_runtime.scheduler.scheduler import Scheduler
+
+
+def check(s: Scheduler) -> None:
+    """Raises AssertionError where two books disagree, or where something ready does not run though it could."""
+    for ex in s.executors.values():
+        assert len(ex.flying) <= ex.slots, f"{ex.name}: {len(ex.flying)} batches in {ex.slots} slots"
+        assert set(ex.groups) == set(ex.flying) and len(set(ex.groups.values())) == len(ex.groups), "a group is in flight twice"
+        assert ex.pinned == sum(home == ex.name for run in s.runs.values() for home in run.homes.values()), "pins"
+        for expert, ledger in ex.ledgers.items():
+            ledger.check()
+            for run_id, loop in ledger.reserved:
+                run = s.runs[run_id]
+                assert run.admitted and run.homes[expert] == ex.name, f"run {run_id} holds memory it was not admitted to"
+                offer = run.offers.get(loop)
+                assert offer is None or offer.held == len(ledger.held.get((run_id, loop), ())), "held blocks"
+        for batch, members in ex.flying.items():
+            assert s.where[batch] is ex
+            limits = s.limits[ex.groups[batch][:2]]
+            assert 0 < len(members) <= limits.units, f"batch of {len(members)}"
+            for offer in members:
+                assert not offer.live and offer.run.flying[offer.unit.loop] == batch
+                assert offer.unit.kind.group == ex.groups[batch], "a batch of two groups"
+                assert offer.unit.loop not in offer.run.solo or len(members) == 1, "a suspect has company"
+        if len(ex.flying) < ex.slots:
+            assert s.queues.head(ex.name, ex.groups) is None, f"{ex.name} is idle beside ready work"
+    assert set(s.where) == {b for ex in s.executors.values() for b in ex.flying}
+    for run in s.runs.values():
+        assert not run.closing or run.flying, f"run {run.id} is closed and its books are open"
+        assert (run.id in s.admission.waiting) == (
+            run.claims is not None and not run.admitted and not run.closing
+        ) or not run.homes
+        for loop, batch in run.flying.items():
+            assert any(o.run is run and o.unit.loop == loop for o in s.where[batch].flying[batch])
+        for offer in run.offers.values():
+            if offer.live and offer.home is not None:
+                heap = s.queues.heaps[offer.home][offer.unit.kind.group]
+                assert any(e[2] is offer and e[1] == offer.seq for e in heap), "a lost offer"
+            elif offer.live:
+                assert not run.admitted and run.homes is not None
+    waiting = sorted(w[0].since for w in s.admission.waiting.values())
+    if waiting:  # the most senior one waits for memory that somebody holds, or it would have been admitted
+        run, granted = next(w for w in s.admission.waiting.values() if w[0].since == waiting[0])
+        assert any(
+            sum(granted[c.loop] for c in run.claims or () if c.expert == claim.expert)
+            > s.executors[run.homes[claim.expert]].ledgers[claim.expert].unreserved
+            for claim in run.claims or ()
+        ), f"run {run.id} waits for nothing"
+
+
+def idle(s: Scheduler) -> None:
+    """Raises AssertionError unless every book is at its baseline: nothing is alive."""
+    assert not s.runs and not s.where and not s.admission.waiting, (s.runs, s.where, s.admission.waiting)
+    for ex in s.executors.values():
+        assert not ex.flying and not ex.pinned
+        for ledger in ex.ledgers.values():
+            assert len(ledger.free) == ledger.total == ledger.unreserved and not ledger.held and not ledger.reserved
+    assert not any(e[2].live and e[2].seq == e[1] for groups in s.queues.heaps.values() for heap in groups.values() for e in heap)

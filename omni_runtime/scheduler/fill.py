@@ -1,0 +1,101 @@
+"""From ready offers to a batch: the most urgent group that the executor may take, filled by rank."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+from omni_runtime.card import OpLimits
+from omni_runtime.scheduler.book import ExecBook, Offer
+from omni_runtime.work import Grant
+
+Group = tuple[str, str, tuple[Any, ...]]
+Heap = list[tuple[float, int, Offer]]
+
+
+class Queues:
+    """Ready offers by executor and group, each a heap of (due, seq, offer); withdrawn ones are skipped when met."""
+
+    def __init__(self) -> None:
+        self.heaps: dict[str, dict[Group, Heap]] = {}
+
+    def push(self, offer: Offer) -> None:
+        groups = self.heaps.setdefault(offer.home or "", {})
+        group = offer.unit.kind.group
+        heap = groups.get(group)
+        if heap is None:
+            heap = groups[group] = []
+        heappush(heap, (offer.due, offer.seq, offer))
+
+    def head(self, executor: str, busy: dict[int, Group]) -> Group | None:
+        """The group of the most urgent offer, leaving out groups that are in flight: one of their batches is waited for
+        anyway, and taking them again would split eight decodes into alternating fours at half the throughput."""
+        best: tuple[float, int, Offer] | None = None
+        chosen = None
+        empty = []
+        for group, heap in self.heaps.get(executor, {}).items():
+            while heap and not (heap[0][2].live and heap[0][2].seq == heap[0][1]):
+                heappop(heap)
+            if not heap:
+                empty.append(group)
+            elif (best is None or heap[0] < best) and group not in busy.values():
+                best, chosen = heap[0], group
+        for group in empty:
+            del self.heaps[executor][group]
+        return chosen
+
+    def drop(self, executor: str) -> None:
+        self.heaps.pop(executor, None)
+
+
+def pick(heap: Heap, limits: OpLimits) -> list[Offer]:
+    """The members of a batch, by rank, each with room for its least.
+
+    A suspect (its last batch broke) runs alone until it is past the step that failed.
+    """
+    budget, picked, put_back = limits.size, [], None
+    while heap and len(picked) < limits.units:
+        entry = heappop(heap)
+        offer = entry[2]
+        if not offer.live or offer.seq != entry[1]:
+            continue
+        unit = offer.unit
+        solo = bool(offer.run.solo) and unit.loop in offer.run.solo
+        if unit.lo > budget or (solo and picked):
+            put_back = entry
+            break
+        offer.live = False
+        budget -= unit.lo
+        picked.append(offer)
+        if solo:
+            break
+    if put_back is not None:
+        heappush(heap, put_back)
+    return picked
+
+
+def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
+    """Everybody has the least; what is left of the budget goes by rank, so a long prefill never stops the decodes beside it."""
+    spare = limits.size
+    for offer in picked:
+        spare -= offer.unit.lo
+    made = []
+    for offer in picked:
+        unit = offer.unit
+        size = unit.lo
+        if spare and unit.hi > size:
+            more = min(unit.hi - size, spare)
+            size += more
+            spare -= more
+        kind = unit.kind
+        blocks: tuple[int, ...] = ()
+        if (kind.block or kind.fixed) and (not offer.held or unit.cached + size > offer.cover):
+            need = kind.fixed - offer.held
+            if kind.block:
+                need += -(-(unit.cached + size) // kind.block)
+            if need > 0:
+                blocks = ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
+                offer.held += need
+            offer.cover = (offer.held - kind.fixed) * kind.block if kind.block else 1 << 62
+        made.append(Grant(unit.run, unit.loop, size, blocks))
+    return made

@@ -1,0 +1,242 @@
+"""The scheduler: `handle(now, events) -> instructions`. Pure: the same events give the same instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from omni_runtime.card import OpLimits
+from omni_runtime.scheduler.admit import Admission, hosts, place
+from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
+from omni_runtime.scheduler.fill import Queues, grants, pick
+from omni_runtime.work import (
+    BatchDone,
+    BatchFailed,
+    Claimed,
+    Closed,
+    Dispatch,
+    Event,
+    ExecutorDown,
+    ExecutorUp,
+    Fail,
+    Finish,
+    Instruction,
+    LoopDone,
+    Refuse,
+    Submitted,
+    UnitReady,
+    Withdrawn,
+)
+
+
+class Scheduler:
+    """Ranks offers, fills batches and keeps the books.
+
+    Args:
+        limits: (expert, op) -> what fits into one batch.
+        max_runs: live runs before new ones are refused as overload.
+    """
+
+    def __init__(self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000) -> None:
+        self.limits = dict(limits)
+        self.max_runs = max_runs
+        self.runs: dict[int, RunBook] = {}
+        self.executors: dict[str, ExecBook] = {}
+        self.admission = Admission()
+        self.queues = Queues()
+        self.seq = 0
+        self.batches = 0
+        self.where: dict[int, ExecBook] = {}  # batch in flight -> executor
+
+    def handle(self, now: float, events: Iterable[Event]) -> list[Instruction]:
+        """Applies all events, then admits, then plans once: planning after each would make batches of one."""
+        out: list[Instruction] = []
+        for event in events:
+            HANDLERS[type(event)](self, event, out)
+        if self.admission.changed:
+            for run in self.admission.admit(self.executors, out):
+                for offer in run.offers.values():
+                    if offer.live:
+                        self._queue(offer, out)
+        for ex in self.executors.values():
+            while len(ex.flying) < ex.slots and self._fill(ex, out):
+                pass
+        return out
+
+    # -- Events of the flow
+
+    def _submitted(self, event: Submitted, out: list[Instruction]) -> None:
+        if len(self.runs) >= self.max_runs:
+            out.append(Refuse(event.run, "overloaded", f"{len(self.runs)} requests are alive, the limit; send it again later"))
+            return
+        for group in event.together:
+            if not hosts(self.executors, group):
+                what = f"no executor hosts {group[0]!r}" if len(group) == 1 else f"no executor hosts all of {list(group)}"
+                out.append(Refuse(event.run, "lost", f"{what}; known: {sorted(self.executors)}"))
+                return
+        self.runs[event.run] = RunBook(event)
+
+    def _claimed(self, event: Claimed, out: list[Instruction]) -> None:
+        run = self.runs.get(event.run)
+        if run is None or run.closing:
+            return
+        assert run.claims is None, "a run claims once"
+        run.claims = event.claims
+        self.admission.claim(self.executors, run, out)
+
+    def _ready(self, event: UnitReady, out: list[Instruction]) -> None:
+        unit = event.unit
+        run = self.runs.get(unit.run)
+        if run is None or run.closing:
+            return
+        assert unit.loop not in run.flying, f"run {unit.run}: two units of loop {unit.loop!r}"
+        offer = run.offers.get(unit.loop)
+        if offer is None:
+            offer = run.offers[unit.loop] = Offer(run, unit)
+        offer.unit = unit
+        if offer.live:  # it grew while it waited: it keeps its place
+            return
+        self.seq += 1
+        offer.seq, offer.due, offer.live = self.seq, event.due, True
+        if run.admitted or not (unit.kind.block or unit.kind.fixed):
+            self._queue(offer, out)
+
+    def _queue(self, offer: Offer, out: list[Instruction]) -> None:
+        if offer.home is None:
+            expert = offer.unit.kind.expert
+            offer.home = place(self.executors, offer.run, expert)
+            if offer.home is None:
+                offer.live = False
+                out.append(Fail(offer.run.id, "lost", f"no executor hosts {expert!r} any more"))
+                return
+        self.queues.push(offer)
+
+    def _withdrawn(self, event: Withdrawn, out: list[Instruction]) -> None:
+        run = self.runs.get(event.run)
+        if run is not None and (offer := run.offers.get(event.loop)) is not None:
+            offer.live = False
+
+    def _loop_done(self, event: LoopDone, out: list[Instruction]) -> None:
+        run = self.runs.get(event.run)
+        if run is not None:
+            run.offers.pop(event.loop, None)
+            self._free(run, event.loop)
+
+    def _closed(self, event: Closed, out: list[Instruction]) -> None:
+        run = self.runs.get(event.run)
+        if run is None:  # it was refused before it had a book
+            out.append(Finish(event.run))
+            return
+        assert not run.closing, f"run {event.run} is closed twice"
+        run.closing = True
+        for offer in run.offers.values():
+            offer.live = False
+        self.admission.forget(run)
+        self._finish(run, out)
+
+    # -- Events of executors
+
+    def _batch_done(self, event: BatchDone, out: list[Instruction]) -> None:
+        for offer in self._return(event.batch):
+            run, unit = offer.run, offer.unit
+            if run.solo and unit.at >= run.solo.get(unit.loop, 1 << 62):
+                del run.solo[unit.loop]
+            if run.closing:
+                self._finish(run, out)
+
+    def _batch_failed(self, event: BatchFailed, out: list[Instruction]) -> None:
+        """One member is guilty and nobody knows which: each runs alone until it is past the step that failed."""
+        members = self._return(event.batch)
+        for offer in members:
+            run, unit = offer.run, offer.unit
+            if run.closing:
+                self._finish(run, out)
+            elif len(members) == 1:
+                out.append(Fail(run.id, "failed", event.error))
+            else:
+                run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
+
+    def _up(self, event: ExecutorUp, out: list[Instruction]) -> None:
+        assert event.executor not in self.executors, f"executor {event.executor!r} is up twice; a restarted one needs a new name"
+        self.executors[event.executor] = ExecBook(event)
+
+    def _down(self, event: ExecutorDown, out: list[Instruction]) -> None:
+        """Runs with anything on it fail; the others never notice."""
+        ex = self.executors.get(event.executor)
+        if ex is None:
+            return
+        for batch in list(ex.flying):
+            self._return(batch)
+        del self.executors[event.executor]
+        self.queues.drop(event.executor)
+        for run in list(self.runs.values()):
+            if event.executor in run.homes.values():
+                self.admission.forget(run)
+                run.homes = {expert: home for expert, home in run.homes.items() if home != event.executor}
+                for offer in run.offers.values():
+                    if offer.home == event.executor:
+                        offer.live = False
+                if run.closing:
+                    self._finish(run, out)
+                else:
+                    out.append(Fail(run.id, "lost", f"executor {event.executor!r} is gone: {event.reason}"))
+
+    # -- Planning
+
+    def _fill(self, ex: ExecBook, out: list[Instruction]) -> bool:
+        group = self.queues.head(ex.name, ex.groups)
+        if group is None:
+            return False
+        limits = self.limits[group[:2]]
+        picked = pick(self.queues.heaps[ex.name][group], limits)
+        self.batches = batch = self.batches + 1
+        for offer in picked:
+            offer.run.flying[offer.unit.loop] = batch
+        ex.flying[batch] = picked
+        ex.groups[batch] = group
+        self.where[batch] = ex
+        out.append(Dispatch(batch, ex.name, group[0], group[1], grants(ex, picked, limits)))
+        return True
+
+    # -- Books
+
+    def _return(self, batch: int) -> list[Offer]:
+        ex = self.where.pop(batch)
+        members = ex.flying.pop(batch)
+        del ex.groups[batch]
+        for offer in members:
+            del offer.run.flying[offer.unit.loop]
+        return members
+
+    def _free(self, run: RunBook, loop: str) -> None:
+        for claim in run.claims or ():
+            if claim.loop == loop and (ex := self.executors.get(run.homes.get(claim.expert, ""))) is not None:
+                if ex.ledgers[claim.expert].drop(run.id, loop):
+                    self.admission.changed = True
+
+    def _finish(self, run: RunBook, out: list[Instruction]) -> None:
+        """Closes the books of an ended run once its last unit is back."""
+        if run.flying:
+            return
+        for claim in run.claims or ():
+            self._free(run, claim.loop)
+        for home in run.homes.values():
+            if home in self.executors:
+                self.executors[home].pinned -= 1
+        del self.runs[run.id]
+        out.append(Finish(run.id))
+
+
+Handler = Callable[[Scheduler, Any, list[Instruction]], None]
+HANDLERS: dict[type, Handler] = {
+    Submitted: Scheduler._submitted,
+    Claimed: Scheduler._claimed,
+    UnitReady: Scheduler._ready,
+    Withdrawn: Scheduler._withdrawn,
+    LoopDone: Scheduler._loop_done,
+    Closed: Scheduler._closed,
+    BatchDone: Scheduler._batch_done,
+    BatchFailed: Scheduler._batch_failed,
+    ExecutorUp: Scheduler._up,
+    ExecutorDown: Scheduler._down,
+}

@@ -1,0 +1,145 @@
+"""Toy cards and programs: every kind of loop and hand-off, and nothing that needs a device."""
+
+from __future__ import annotations
+
+from omni_runtime.card import ArDecode, AudioDecode, DiffusionDenoise, Each, ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
+from omni_runtime.program import Program
+
+BUILD = "toys:none"
+
+
+def _expert(kv: int = 0, place: str = "device", **ops: tuple[int, int]) -> ExpertSpec:
+    sizes = {op: OpLimits(units=units, size=size) for op, (units, size) in ops.items()}
+    return ExpertSpec(build=BUILD, ops=sizes, block=4, bytes_per_position=kv, place=place)
+
+
+CARD = ModelCard(
+    name="toy",
+    experts={
+        "host": _expert(place="host", tokenize=(4, 4)),
+        "mot": _expert(1, forward=(4, 8), denoise=(3, 6), encode=(2, 2)),
+        "talker": _expert(1, forward=(4, 6)),
+        "voice": _expert(decode_audio=(3, 9), decode_codes=(3, 5), utter=(2, 2)),
+    },
+    loops={
+        "tokenize": OneShot(
+            expert="host", op="tokenize", reads={"messages": Slot(type="messages")}, ports={"tokens": Port(type="token")}
+        ),
+        "think": ArDecode(expert="mot", context=64, stop_tokens=(0,), defaults={"max_tokens": 8}),
+        "talk": ArDecode(
+            expert="talker",
+            context=64,
+            stop_tokens=(0,),
+            reads={"prompt": Slot(type="token"), "conditioning": Slot(type="hidden", mode="stream")},
+            defaults={"max_tokens": 8},
+        ),
+        "utter": Each(
+            expert="voice",
+            op="utter",
+            segment="clauses",
+            longest=12,
+            reads={"text": Slot(type="text", mode="stream")},
+            ports={"frames": Port(type="frame")},
+            defaults={"speed": 1.0},
+        ),
+        "listen": Each(
+            expert="voice", op="utter", reads={"text": Slot(type="text", mode="stream")}, ports={"frames": Port(type="frame")}
+        ),
+        "speak": AudioDecode(
+            expert="voice",
+            hop=3,
+            ahead=2,
+            mark=1,
+            sample_rate=8000,
+            state_blocks=1,
+            reads={"frames": Slot(type="frame", mode="stream")},
+        ),
+        "chant": AudioDecode(
+            expert="voice",
+            op="decode_codes",
+            hop=2,
+            ahead=1,
+            sample_rate=8000,
+            state_blocks=1,
+            reads={"frames": Slot(type="token", mode="stream")},
+        ),
+        "encode": OneShot(
+            expert="mot",
+            op="encode",
+            reads={"messages": Slot(type="messages")},
+            ports={"hidden": Port(type="hidden", device=True)},
+        ),
+        "paint": DiffusionDenoise(expert="mot", state_blocks=1, defaults={"steps": 3}),
+        "image": OneShot(
+            expert="mot",
+            op="encode",
+            reads={"latent": Slot(type="latent")},
+            ports={"hidden": Port(type="hidden", device=True), "image": Port(type="image")},
+        ),
+    },
+)
+
+
+def text() -> Program:
+    p = Program("text", CARD)
+    thought = p.loop("think", prompt=p.call("tokenize", p.input("messages")))
+    p.output("text", thought.text)
+    p.output("tokens", thought.tokens)
+    return p
+
+
+def cascade(capacity: int | None = 2) -> Program:
+    """Thinker, talker on its hidden rows, vocoder on the talker's codes."""
+    p = Program(f"cascade{capacity}", CARD)
+    prompt = p.call("tokenize", p.input("messages"))
+    thought = p.loop("think", prompt=prompt)
+    p.output("text", thought.text)
+    talk = p.loop("talk", prompt=prompt, conditioning=p.handoff(thought.hidden, capacity=capacity))
+    p.output("audio", p.loop("chant", frames=p.handoff(talk.tokens, capacity=capacity)).samples)
+    return p
+
+
+def clauses(capacity: int | None = 3) -> Program:
+    """Speech clause by clause, as the demo does it."""
+    p = Program(f"clauses{capacity}", CARD)
+    thought = p.loop("think", prompt=p.call("tokenize", p.input("messages")))
+    p.output("text", thought.text)
+    utter = p.loop("utter", text=p.handoff(thought.text, capacity=None))
+    p.output("audio", p.loop("speak", frames=p.handoff(utter.frames, capacity=capacity)).samples)
+    return p
+
+
+def paint() -> Program:
+    p = Program("paint", CARD)
+    latent = p.loop("paint", conditioning=p.loop("encode", messages=p.input("messages")).hidden)
+    p.output("image", p.loop("image", latent=latent.latent).image)
+    p.output("progress", latent.progress)
+    return p
+
+
+def diamond(capacity: int = 1) -> Program:
+    """The four loops that a careless throttle deadlocks: `talk` streams from `think` and needs all of `late`, which needs all
+    of `mid`, which streams from `think`. `think` must not wait for `talk`, which waits for it."""
+    p = Program("diamond", CARD)
+    prompt = p.call("tokenize", p.input("messages"))
+    think = p.loop("think", prompt=prompt)
+    mid = p.loop("think", as_="mid", prompt=p.handoff(think.tokens, mode="full"))
+    talk = p.loop("talk", prompt=p.handoff(mid.tokens, mode="full"), conditioning=p.handoff(think.hidden, capacity=capacity))
+    p.output("audio", p.loop("chant", frames=p.handoff(talk.tokens, capacity=capacity)).samples)
+    p.output("text", think.text)
+    return p
+
+
+PROGRAMS = {p.name: p for p in (text(), cascade(), cascade(1), clauses(), clauses(1), paint(), diamond())}
+CHOICES: list[tuple[str, tuple[str, ...]]] = [
+    ("text", ("text",)),
+    ("text", ("text", "tokens")),
+    ("cascade2", ("text",)),
+    ("cascade2", ("text", "audio")),
+    ("cascade1", ("audio",)),
+    ("clauses3", ("text", "audio")),
+    ("clauses1", ("audio",)),
+    ("paint", ("image",)),
+    ("paint", ("progress", "image")),
+    ("diamond", ("text", "audio")),
+]
