@@ -175,7 +175,7 @@ def test_wrong_steps_are_refused() -> None:
         with pytest.raises(RequestError, match=message):
             TOY.decode_audio([row(step)], slots)
     with pytest.raises(RequestError, match="AudioStep, not CallStep"):
-        TOY.decode_audio([Row(1, "speak", 1, (), CallStep(0, {}, {}))], slots)
+        TOY.decode_audio([Row(1, "speak", 1, (), CallStep(0, {}, {}, {}))], slots)
     with pytest.raises(RequestError, match=r"start=5: .* frame 0"):
         TOY.decode_audio([row(AudioStep(5, 1, tuple(STREAM[5:50]), False), run=2)], slots)
     rest = TOY.decode_audio([row(AudioStep(10, 186, tuple(STREAM[10:]), True))], slots)[0].items["samples"]
