@@ -11,9 +11,9 @@ import os
 from importlib.util import find_spec
 
 import torch
+from omni_runtime.kernels import norm
 
 from omni_runtime.errors import MissingExtra, OmniError
-from omni_runtime.kernels import rms_norm as _definition
 
 FORMS = ("triton", "torch")
 _TRITON = find_spec("triton") is not None
@@ -42,20 +42,20 @@ def choose(x: torch.Tensor, form: str | None = None) -> str:
 
 
 def rms_norm(x_RD: torch.Tensor, weight_D: torch.Tensor, eps: float, form: str | None = None) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) · weight along the last axis, in the dtype of x. See `rms_norm.rms_norm`."""
+    """x / sqrt(mean(x²) + eps) · weight along the last axis, in the dtype of x. See `norm.rms_norm`."""
     if choose(x_RD, form) == "torch":
-        return _definition.rms_norm(x_RD, weight_D, eps)
-    from omni_runtime.kernels import rms_norm_triton
+        return norm.rms_norm(x_RD, weight_D, eps)
+    from omni_runtime.kernels import norm_triton
 
-    return rms_norm_triton.rms_norm(x_RD, weight_D, eps)
+    return norm_triton.rms_norm(x_RD, weight_D, eps)
 
 
 def add_rms_norm(
     x_RD: torch.Tensor, residual_RD: torch.Tensor, weight_D: torch.Tensor, eps: float, form: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """s = x + residual, and its norm: (norm, s), both in the dtype of x. See `rms_norm.add_rms_norm`."""
+    """s = x + residual, and its norm: (norm, s), both in the dtype of x. See `norm.add_rms_norm`."""
     if choose(x_RD, form) == "torch":
-        return _definition.add_rms_norm(x_RD, residual_RD, weight_D, eps)
-    from omni_runtime.kernels import rms_norm_triton
+        return norm.add_rms_norm(x_RD, residual_RD, weight_D, eps)
+    from omni_runtime.kernels import norm_triton
 
-    return rms_norm_triton.add_rms_norm(x_RD, residual_RD, weight_D, eps)
+    return norm_triton.add_rms_norm(x_RD, residual_RD, weight_D, eps)

@@ -1,4 +1,4 @@
-"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU. Llama, Qwen2 and Qwen3 are of this kind.
+"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU: Llama, Qwen2, Qwen3.
 
 A call takes a ragged batch: spans of tokens of several sequences, prompts and single tokens mixed, one after the other along one
 axis, without padding. Linear layers see all tokens at once; attention runs span by span on the sequence's own contiguous cache,
@@ -151,7 +151,9 @@ class DecoderLM:
         CheckpointError: a tensor is missing, surplus or of another shape.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], device: str = "cpu", layout: str = "auto") -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], device: str = "cpu", layout: str = "auto"
+    ) -> None:
         self.config, self.device = config, torch.device(device)
         shapes = parameter_shapes(config)
         if odd := sorted(set(weights) ^ set(shapes)):
@@ -161,7 +163,7 @@ class DecoderLM:
         def take(name: str) -> torch.Tensor:
             weight = weights[name]
             if tuple(weight.shape) != shapes[name]:
-                raise CheckpointError(f"tensor {name!r} has shape {tuple(weight.shape)}, the configuration asks for {shapes[name]}")
+                raise CheckpointError(f"tensor {name!r} has shape {tuple(weight.shape)}, the configuration asks {shapes[name]}")
             return weight.detach().to(self.device, torch.float32)
 
         def fused(prefix: str, parts: tuple[str, ...], bias: bool = False) -> Linear:
@@ -206,11 +208,11 @@ class DecoderLM:
             wrong = next(token for token in span.tokens if not 0 <= token < self.config.vocab)
             raise RequestError(f"tokens: {wrong} is not in the vocabulary of {self.config.vocab}")
         if (stop := span.start + len(span.tokens)) > self.config.positions:
-            raise RequestError(f"tokens: the sequence would be {stop} long, the model takes {self.config.positions}; shorten the prompt")
+            raise RequestError(f"tokens: {stop} positions, the model takes {self.config.positions}; shorten the prompt")
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs spans of different sequences together: (logits_RV of the spans that draw, in order; hidden_TD after the last norm).
+        """Spans of different sequences together: (logits_RV of the spans that draw, in order; hidden_TD after the last norm).
 
         Caches are written at the positions of their span and then end with it: running a span again is harmless, and a lower
         `start` forgets what came after. After an exception they hold the positions before `start`. For errors see `check`.
@@ -226,8 +228,9 @@ class DecoderLM:
             span.cache.length = span.start
             span.cache.reserve(run.stop)
         # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
-        written = list(zip(*(span.cache.views(span.start, run.stop) for span, run in zip(spans, positions, strict=True)), strict=True))
-        seen = list(zip(*(span.cache.views(0, run.stop) for span, run in zip(spans, positions, strict=True)), strict=True))
+        caches = [span.cache for span in spans]
+        written = list(zip(*(cache.views(run.start, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
+        seen = list(zip(*(cache.views(0, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
         attends = [self._attend(span.start, len(span.tokens)) for span in spans]
         turned = config.heads + config.kv_heads
 
@@ -242,11 +245,11 @@ class DecoderLM:
             # (a, b) of a head turn to (a cos - b sin, b cos + a sin); the sign of the sine is in its table.
             qk_THE = (qk_THE * cos_T1E).addcmul_(qk_THE.roll(config.head_dim // 2, -1), sin_T1E)
             k_KTE, v_KTE = qk_THE[:, config.heads :].transpose(0, 1), qkv_THE[:, turned:].transpose(0, 1)
-            for place_1KNE, new_KNE in zip(written[2 * i], k_KTE.split(lengths, 1), strict=True):
+            for place_1KNE, new_KNE in zip(written[2 * i], k_KTE.split_with_sizes(lengths, 1), strict=True):
                 place_1KNE.copy_(new_KNE)
-            for place_1KNE, new_KNE in zip(written[2 * i + 1], v_KTE.split(lengths, 1), strict=True):
+            for place_1KNE, new_KNE in zip(written[2 * i + 1], v_KTE.split_with_sizes(lengths, 1), strict=True):
                 place_1KNE.copy_(new_KNE)
-            parts = qk_THE[:, : config.heads].split(lengths)
+            parts = qk_THE[:, : config.heads].split_with_sizes(lengths)
             mixed = [attend(q, k, v) for attend, q, k, v in zip(attends, parts, seen[2 * i], seen[2 * i + 1], strict=True)]
             attended_TX = torch.cat(mixed) if len(mixed) > 1 else mixed[0]
             h_TD, x_TD = add_rms_norm(layer.out(attended_TX), x_TD, layer.ffn_norm_D, config.eps)
@@ -276,7 +279,8 @@ class DecoderLM:
 
         def many(q_NHE: torch.Tensor, k_1KSE: torch.Tensor, v_1KSE: torch.Tensor) -> torch.Tensor:
             q_1HNE = q_NHE.transpose(0, 1)[None]
-            out_1HNE = attention(q_1HNE, k_1KSE, v_1KSE, attn_mask=mask_NS, is_causal=mask_NS is None, enable_gqa=heads > kv_heads)
+            causal, grouped = mask_NS is None, heads > kv_heads
+            out_1HNE = attention(q_1HNE, k_1KSE, v_1KSE, attn_mask=mask_NS, is_causal=causal, enable_gqa=grouped)
             return out_1HNE[0].transpose(0, 1).reshape(count, heads * head_dim)
 
         return many

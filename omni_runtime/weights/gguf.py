@@ -28,6 +28,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_CUT = "the file is cut off or damaged, fetch it again"
 _MAX_AXES = 4  # GGML_MAX_DIMS
 _CHUNK = 1 << 12  # blocks of 32 decoded at once: 512 KiB of floats stay in the L2 cache, 1.1x faster than whole tensors
 
@@ -123,7 +124,7 @@ class GGUF:
             with open(self.path, "rb") as file:
                 self._buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise CheckpointError(f"{self.path}: cannot be read as a GGUF file ({error}); give the path of a .gguf file") from error
+            raise CheckpointError(f"{self.path}: cannot be read ({error}); give the path of a .gguf file") from error
         self.metadata, self.entries = _Header(self.path, self._buffer).read()
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -201,14 +202,13 @@ class _Header:
             if name in entries:
                 raise self.error("the name appears twice; the file is damaged")
             if codec.elements > 1 and (not shape or shape[-1] % codec.elements):
-                raise self.error(f"rows of shape {shape} are no multiple of {codec.name} blocks of {codec.elements}; the file is damaged")
+                raise self.error(f"shape {shape} does not divide into {codec.name} blocks of {codec.elements}; the file is damaged")
             if offset % alignment:
                 raise self.error(f"its offset {offset} is no multiple of the alignment {alignment}; the file is damaged")
             entry = entries[name] = TensorEntry(name, shape, codec, base + offset)
             if entry.start + entry.nbytes > len(self.buffer):
                 raise self.error(
-                    f"its data would end at byte {entry.start + entry.nbytes}, the file has {len(self.buffer)}; "
-                    "the file is cut off or damaged, fetch it again"
+                    f"its data would end at byte {entry.start + entry.nbytes}, the file has {len(self.buffer)}; {_CUT}"
                 )
         return entries
 
@@ -242,7 +242,7 @@ class _Header:
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self.buffer):
-            raise self.error(f"it needs bytes up to {end}, the file has {len(self.buffer)}; the file is cut off or damaged, fetch it again")
+            raise self.error(f"it goes on to byte {end}, the file has {len(self.buffer)}; {_CUT}")
         raw = self.buffer[self.at : end]
         self.at = end
         return raw
@@ -250,7 +250,7 @@ class _Header:
     def room(self, count: int, least: int, what: str) -> None:
         """Refuses a count that could not fit, before a loop or an allocation believes it."""
         if count * least > len(self.buffer) - self.at:
-            raise self.error(f"it announces {count} {what}, more than the file can hold; the file is cut off or damaged, fetch it again")
+            raise self.error(f"it announces {count} {what}, more than the file can hold; {_CUT}")
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self.where}: {problem}")

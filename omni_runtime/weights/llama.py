@@ -48,7 +48,7 @@ class LlamaWeights(Mapping[str, torch.Tensor]):
             if entry is None:
                 raise CheckpointError(f"{file.path}: tensor {names[ours]!r} is missing; fetch the file again")
             if entry.shape != shape:
-                raise CheckpointError(f"{file.path}: tensor {names[ours]!r} has shape {entry.shape}, its metadata asks for {shape}")
+                raise CheckpointError(f"{file.path}: tensor {names[ours]!r} has shape {entry.shape}, its metadata says {shape}")
         if surplus := sorted(set(file.entries) - set(self._names.values())):
             raise CheckpointError(
                 f"{file.path}: tensor {surplus[0]!r} and {len(surplus) - 1} others belong to no part of a llama decoder; "
@@ -98,7 +98,7 @@ def llama_config(file: GGUF) -> DecoderConfig:
     # llama.rope.scaling.*, llama.expert_count, llama.attention.sliding_window: each changes what is computed.
     for key in file.metadata:
         if key.startswith(("llama.rope.scaling.", "llama.expert", "llama.attention.sliding")):
-            raise CheckpointError(f"{file.path}: metadata {key!r} asks for something this decoder does not do; use a plain llama model")
+            raise CheckpointError(f"{file.path}: metadata {key!r} asks for what this decoder does not do; use a plain llama")
     width, heads = need("llama.embedding_length"), need("llama.attention.head_count")
     embedding = file.entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -121,5 +121,5 @@ def llama_config(file: GGUF) -> DecoderConfig:
         raise CheckpointError(f"{file.path}: its metadata contradicts itself: {error}") from error
     turned = file.metadata.get("llama.rope.dimension_count", config.head_dim)
     if turned != config.head_dim:
-        raise CheckpointError(f"{file.path}: RoPE over {turned} of {config.head_dim} dimensions is not supported; use another model")
+        raise CheckpointError(f"{file.path}: RoPE over {turned} of {config.head_dim} dimensions is not supported")
     return config

