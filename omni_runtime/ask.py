@@ -54,10 +54,13 @@ def ask(question: Question) -> None:
         "stop": question.stop,
     }
     began = time.perf_counter()
-    if not question.json:
-        print("loading ...", end="\r", file=sys.stderr, flush=True)
+    note = sys.stderr.isatty() and not question.json
+    if note:
+        print("loading the models ...", end="", file=sys.stderr, flush=True)
     with Runtime(list(program.cards.values()), threads=question.threads) as runtime:
         loaded = time.perf_counter() - began
+        if note:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
         outputs = ["text", "audio"] if question.speak else ["text"]
         handle = runtime.submit(program, messages=messages, outputs=outputs, seed=question.seed, **params)
         if question.stats:

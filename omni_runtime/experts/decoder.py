@@ -229,7 +229,9 @@ class DecoderLM:
             span.cache.reserve(run.stop)
         # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
         caches = [span.cache for span in spans]
-        written = list(zip(*(cache.views(run.start, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
+        written = list(
+            zip(*(cache.views(run.start, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True)
+        )
         seen = list(zip(*(cache.views(0, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
         attends = [self._attend(span.start, len(span.tokens)) for span in spans]
         turned = config.heads + config.kv_heads
