@@ -139,12 +139,15 @@ class HibariVocoder:
         segment = stream.segment
         parts = []
         if new:
-            table_TW = torch.from_numpy(_table(new, at)).to(self._device)
-            marks = np.flatnonzero(np.asarray([frame[MARK] for frame in new]) > 0.5) + 1
+            table = _table(new, at)
+            table_TW = torch.from_numpy(table).to(self._device)
+            stops = (np.flatnonzero(table[:, MARK] > 0.5) + 1).tolist()
+            marked = len(stops)
+            if stops[-1:] != [len(new)]:
+                stops.append(len(new))
             start = 0
-            for stop in [*marks.tolist(), *([] if len(marks) and marks[-1] == len(new) else [len(new)])]:
-                ends = stop in marks or step.last
-                parts.append(_Part(row, at + start, segment, table_TW[start:stop], ends))
+            for i, stop in enumerate(stops):
+                parts.append(_Part(row, at + start, segment, table_TW[start:stop], i < marked or step.last))
                 segment, start = None, stop
         elif step.last and segment is not None:  # its last frame was seen before anybody knew that it was the last
             parts.append(_Part(row, at, segment, torch.zeros(0, FRAME, device=self._device), True))

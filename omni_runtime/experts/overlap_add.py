@@ -30,6 +30,7 @@ class Overlap(NamedTuple):
 
 
 def fresh_overlap(device: str) -> Overlap:
+    """Before the first frame of a segment."""
     blank_JH = torch.zeros(OVERLAP - 1, HOP, device=device)
     return Overlap(blank_JH, blank_JH, LEAD)
 
