@@ -16,9 +16,9 @@ import statistics
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
+from omni_runtime.programs.speak import speak
 
 from omni_runtime import Runtime
-from omni_runtime.programs.speak import speak
 
 QUESTION = "What is the capital of France, and what is it famous for?"
 TOKENS = 96

@@ -94,7 +94,9 @@ class Summary(Struct, frozen=True):
 
 
 class Draw(Struct, frozen=True, array_like=True, gc=False):
-    """How a row's next token is drawn. Randomness is Philox4x32-10 with key = `seed`, counter = (token id, index, node, 0)."""
+    """Where a unit's randomness comes from, and how a token is drawn: Philox4x32-10 with key = `seed` and, for a token,
+    counter = (token id, index, node, 0).
+    """
 
     seed: int
     node: int  # number of the loop in its program, so that two loops of one request draw independently
@@ -123,6 +125,7 @@ class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
     size: int
     frames: tuple[Any, ...]
     last: bool
+    draw: Draw = Draw(0, 0)  # key of whatever noise the decoder adds, by absolute position
 
 
 class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
@@ -156,7 +159,8 @@ class Row(Struct, frozen=True, array_like=True):
     run: int
     loop: str
     size: int
-    blocks: tuple[int, ...]  # logical KV blocks that are new with this unit; the executor keeps the table
+    first: int  # where `blocks` go in the loop's block table; a unit that is run again names the same place again
+    blocks: tuple[int, ...]  # logical KV blocks that the executor may not have yet; it keeps the table
     payload: Payload
 
 
@@ -364,6 +368,7 @@ class Grant(Struct, frozen=True):
     run: int
     loop: str
     size: int
+    first: int
     blocks: tuple[int, ...]
 
 

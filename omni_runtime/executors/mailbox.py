@@ -46,5 +46,3 @@ class Mailbox:
                 del message, report  # or the last batch's arrays live until the next one comes
         except BaseException as error:  # the thread is going: nobody may wait for it
             self._report(ExecutorDown(self._name, repr(error)))
-            if not isinstance(error, Exception):
-                raise

@@ -171,8 +171,8 @@ class SimulatedExecutor:
 
     def _row(self, expert: str, spec: LoopSpec, row: Row) -> StepResult:
         memory = self.slots.state(row, lambda: Memory(self.pools[expert], self.block[expert]))
-        if not set(row.blocks) <= set(memory.table):  # a row that is run again brings its blocks again
-            memory.table.extend(row.blocks)
+        assert row.first <= len(memory.table), f"a gap in the block table: {row.first} after {len(memory.table)}"
+        memory.table[row.first : row.first + len(row.blocks)] = row.blocks
         payload = row.payload
         if isinstance(payload, ArStep):
             return self._forward(spec, row, payload, memory)

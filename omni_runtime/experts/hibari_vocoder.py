@@ -32,7 +32,7 @@ from omni_runtime.experts.overlap_add import LEAD, Overlap, add_frames, fresh_ov
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.experts.pulse_source import HOP, RATE, Source, advance_source, fresh_source, hann
 from omni_runtime.weights.hibari import WIDTH
-from omni_runtime.work import AudioStep, Row, StepResult
+from omni_runtime.work import AudioStep, Draw, Row, StepResult
 
 SAMPLE_RATE = RATE
 AHEAD = REACH + LEAD  # 27 frames for the network, 2 for the inverse transform: 0.36 s
@@ -41,8 +41,8 @@ PITCH = WIDTH
 MARK = WIDTH + 1
 LOUDEST = 7.0  # a log magnitude is cut here before exp
 
-Noise = Callable[[int, int], npt.NDArray[np.complex64]]
-"""(first frame of the stream, frames) -> complex64 [T, B], the same for a frame however it is asked for."""
+Noise = Callable[[Draw, int, int], npt.NDArray[np.complex64]]
+"""(key, first frame of the stream, frames) -> complex64 [T, B], the same for a frame however it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class _Part:
     """New frames of one segment of one row."""
 
     row: int
+    draw: Draw
     at: int  # frame of the stream where the new ones begin
     segment: _Segment | None  # None: a segment begins
     frames_TW: Tensor
@@ -147,10 +148,10 @@ class HibariVocoder:
                 stops.append(len(new))
             start = 0
             for i, stop in enumerate(stops):
-                parts.append(_Part(row, at + start, segment, table_TW[start:stop], i < marked or step.last))
+                parts.append(_Part(row, step.draw, at + start, segment, table_TW[start:stop], i < marked or step.last))
                 segment, start = None, stop
         elif step.last and segment is not None:  # its last frame was seen before anybody knew that it was the last
-            parts.append(_Part(row, at, segment, torch.zeros(0, FRAME, device=self._device), True))
+            parts.append(_Part(row, step.draw, at, segment, torch.zeros(0, FRAME, device=self._device), True))
         return parts
 
     def _sound(self, part: _Part, tails: Tails, spectra_TPB: Tensor) -> tuple[_Segment | None, Tensor]:
@@ -162,7 +163,7 @@ class HibariVocoder:
         first = before.spectra if before else part.at
         count = len(spectra_TPB)
         source, pulses_TB = advance_source(source, hz_T, part.ends, count, self._unit_window_N)
-        noise_TB = torch.from_numpy(self._noise(first, count)).to(self._device)
+        noise_TB = torch.from_numpy(self._noise(part.draw, first, count)).to(self._device)
         overlap, sound_N = add_frames(overlap, _mixed(spectra_TPB, pulses_TB, noise_TB), part.ends, self._window_N)
         return None if part.ends else _Segment(tails, source, overlap, first + count), sound_N
 
@@ -208,7 +209,7 @@ def _table(frames: Sequence[Any], at: int) -> npt.NDArray[np.float32]:
 
 
 def build(options: Mapping[str, Any], device: str) -> HibariVocoder:
-    """Options: `model`, path of another voice's ONNX file; `seed` of the noise, 0 if not given.
+    """Options: `model`, path of another voice's ONNX file.
 
     Raises:
         CardError: an unknown option, or one of the wrong type.
@@ -216,12 +217,14 @@ def build(options: Mapping[str, Any], device: str) -> HibariVocoder:
         MissingExtra: a package of the extra `speech` is missing.
     """
     for name in options:
-        if name not in ("model", "seed"):
-            raise CardError(unknown("option of the hibari vocoder", name, ("model", "seed")))
-    seed = options.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-        raise CardError(f"option seed={seed!r} of the hibari vocoder: give an integer from 0 to 2**64 - 1")
+        if name != "model":
+            raise CardError(unknown("option of the hibari vocoder", name, ("model",)))
     model = options.get("model")
     if not isinstance(model, str | None):
         raise CardError(f"option model={model!r} of the hibari vocoder: give the path of an ONNX file as text")
-    return HibariVocoder(load_network(model, device), lambda first, count: complex_noise(seed, first, count, BINS), device)
+    return HibariVocoder(load_network(model, device), _noise, device)
+
+
+def _noise(draw: Draw, first: int, count: int) -> npt.NDArray[np.complex64]:
+    """The request's own noise: the key is its seed, and the number of the loop for programs with several voices."""
+    return complex_noise(draw.seed | draw.node << 64, first, count, BINS)

@@ -126,7 +126,7 @@ class Flow(Walk):
             except Exception as error:
                 self.fail(run, node, error)
                 continue
-            rows.append(Row(grant.run, grant.loop, size, grant.blocks, payload))
+            rows.append(Row(grant.run, grant.loop, size, grant.first, grant.blocks, payload))
             members.append((node, size))
             node.busy, node.offered, node.home = True, None, executor
         if rows:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omni_runtime.channel import Reader
 from omni_runtime.loop import DONE, Context
-from omni_runtime.work import AudioStep, Done, Push, StepResult, Summary, Wait, WorkUnit
+from omni_runtime.work import AudioStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
 WAIT_FRAMES = Wait("frames")
 
@@ -14,11 +14,12 @@ WAIT_FRAMES = Wait("frames")
 class AudioState:
     """Where a stream of frames stands."""
 
-    __slots__ = ("ctx", "cut", "frames", "kind", "scanned")
+    __slots__ = ("ctx", "cut", "draw", "frames", "kind", "scanned")
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.kind = ctx.kind()
+        self.draw = Draw(ctx.seed, ctx.node)
         self.frames: Reader = ctx.readers["frames"]
         self.scanned = 0
         self.cut = 0  # one past the last frame known to end a segment
@@ -59,7 +60,7 @@ class AudioDecodeLoop:
     def bind(self, s: AudioState, size: int) -> AudioStep:
         frames = s.frames.peek(size + s.ctx.spec.ahead)
         last = s.frames.ended and len(frames) == s.frames.available
-        return AudioStep(s.frames.cursor, size, frames, last)
+        return AudioStep(s.frames.cursor, size, frames, last, s.draw)
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.frames.cursor * s.ctx.spec.hop

@@ -14,7 +14,7 @@ Group = tuple[str, str, tuple[Any, ...]]  # expert, op, batch key
 class Offer:
     """What a loop offers now. One object for the life of the loop; heaps hold (due, seq, offer) and `seq` dates an entry."""
 
-    __slots__ = ("cover", "due", "held", "home", "live", "run", "seq", "unit")
+    __slots__ = ("cover", "due", "held", "home", "live", "run", "sent", "seq", "unit")
 
     def __init__(self, run: RunBook, unit: WorkUnit) -> None:
         self.run = run
@@ -24,6 +24,7 @@ class Offer:
         self.live = False  # waits to be picked
         self.home: str | None = None  # executor, once its expert is placed
         self.held = 0  # blocks
+        self.sent = 0  # of them, those that the executor surely has: what a broken batch brought is brought again
         self.cover = 0  # positions that these blocks hold: a token asks the ledger only when it leaves them
 
     def __lt__(self, other: Offer) -> bool:

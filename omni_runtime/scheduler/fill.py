@@ -87,14 +87,16 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
             size += more
             spare -= more
         kind = unit.kind
-        blocks: tuple[int, ...] = ()
         if (kind.block or kind.fixed) and (not offer.held or unit.cached + size > offer.cover):
             need = kind.fixed - offer.held
             if kind.block:
                 need += -(-(unit.cached + size) // kind.block)
             if need > 0:
-                blocks = ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
+                ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
                 offer.held += need
             offer.cover = (offer.held - kind.fixed) * kind.block if kind.block else 1 << 62
-        made.append(Grant(unit.run, unit.loop, size, blocks))
+        blocks: tuple[int, ...] = ()
+        if offer.sent < offer.held:
+            blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])
+        made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks))
     return made

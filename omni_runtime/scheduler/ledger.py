@@ -27,16 +27,14 @@ class Ledger:
         self.reserved[run, loop] = n
         self.unreserved -= n
 
-    def take(self, run: int, loop: str, n: int) -> tuple[int, ...]:
-        """Blocks out of what the loop was promised."""
+    def take(self, run: int, loop: str, n: int) -> None:
+        """Adds blocks to what the loop holds, out of what it was promised."""
         key = (run, loop)
         held = self.held.setdefault(key, [])
         assert len(held) + n <= self.reserved[key], f"{key} holds {len(held)}, wants {n} more, was promised {self.reserved[key]}"
         cut = len(self.free) - n
-        got = tuple(self.free[cut:])
+        held.extend(self.free[cut:])
         del self.free[cut:]
-        held.extend(got)
-        return got
 
     def drop(self, run: int, loop: str) -> int:
         """Ends a loop's promise and frees what it holds; returns how much was promised."""

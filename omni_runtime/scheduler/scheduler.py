@@ -139,6 +139,7 @@ class Scheduler:
     def _batch_done(self, event: BatchDone, out: list[Instruction]) -> None:
         for offer in self._return(event.batch):
             run, unit = offer.run, offer.unit
+            offer.sent = offer.held
             if run.solo and unit.at >= run.solo.get(unit.loop, 1 << 62):
                 del run.solo[unit.loop]
             if run.closing:

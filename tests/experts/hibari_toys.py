@@ -12,7 +12,7 @@ from omni_runtime.experts.hibari_network import BINS, BLOCKS, CHANNELS, INNER, P
 from omni_runtime.experts.hibari_vocoder import AHEAD, FRAME, HOP, MARK, PITCH, HibariVocoder, Noise
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.weights.hibari import WIDTH
-from omni_runtime.work import AudioStep, Row
+from omni_runtime.work import AudioStep, Draw, Row
 
 
 def random_network(seed: int = 0) -> Network:
@@ -44,8 +44,8 @@ def random_network(seed: int = 0) -> Network:
     )
 
 
-def noise(first: int, count: int) -> np.ndarray:
-    return complex_noise(0, first, count, BINS)
+def noise(draw: Draw, first: int, count: int) -> np.ndarray:
+    return complex_noise(draw.seed, first, count, BINS)
 
 
 def toy(noise: Noise = noise) -> HibariVocoder:
@@ -74,7 +74,7 @@ def steps(table: np.ndarray, sizes: Sequence[int], ahead: int = AHEAD) -> Iterat
 
 
 def row(step: AudioStep, run: int = 1) -> Row:
-    return Row(run, "speak", step.size, (), step)
+    return Row(run, "speak", step.size, 0, (), step)
 
 
 def decode(vocoder: HibariVocoder, table: np.ndarray, sizes: Sequence[int] = (10**6,)) -> np.ndarray:
@@ -85,7 +85,7 @@ def decode(vocoder: HibariVocoder, table: np.ndarray, sizes: Sequence[int] = (10
 
 def shifted(by: int) -> Noise:
     """Noise of a stream whose frame 0 is frame `by` of another."""
-    return lambda first, count: noise(first + by, count)
+    return lambda draw, first, count: noise(draw, first + by, count)
 
 
 __all__ = ["AHEAD", "HOP", "decode", "frames", "noise", "random_network", "row", "shifted", "steps", "toy"]

@@ -27,6 +27,7 @@ from omni_runtime.experts.hibari_network import Strand, advance_network, fresh_t
 from omni_runtime.experts.hibari_vocoder import HOP, HibariVocoder
 from omni_runtime.weights.hibari import FEATURES, WIDTH, voice_file
 from omni_runtime.weights.onnx_graph import load_graph
+from omni_runtime.work import Draw
 
 pytestmark = [pytest.mark.torch, pytest.mark.oracle]
 PARTS = ("lh", "theta", "ln", "lr", "phi")
@@ -37,7 +38,7 @@ class SameNoise:
     """What hibari takes for a generator: gives the noise that our vocoder has in frames 0 .. F."""
 
     def standard_normal(self, shape: tuple[int, int], dtype: Any) -> np.ndarray:
-        return np.ascontiguousarray(noise(0, shape[1] // 2).T).view(np.float32)
+        return np.ascontiguousarray(noise(Draw(0, 0), 0, shape[1] // 2).T).view(np.float32)
 
 
 def back_of_the_graph(as_float: bool) -> Any:

@@ -24,7 +24,7 @@ def talker() -> HibariTalker:
 
 
 def call(text: object, run: int = 1, **params: object) -> Row:
-    return Row(run, "talk", 1, (), CallStep(0, {"text": (text,)}, {}, params))
+    return Row(run, "talk", 1, 0, (), CallStep(0, {"text": (text,)}, {}, params))
 
 
 def test_a_sentence_is_one_segment(talker: HibariTalker) -> None:
@@ -135,8 +135,8 @@ def test_wrong_calls_are_refused(talker: HibariTalker) -> None:
         (call("a", speed="1"), "speed='1'"),
         (call("a", sped=1.0), "did you mean 'speed'"),
         (call(b"a"), "bytes"),
-        (Row(1, "talk", 1, (), CallStep(0, {}, {}, {})), "0 items"),
-        (Row(1, "talk", 1, (), AudioStep(0, 1, (), True)), "CallStep, not AudioStep"),
+        (Row(1, "talk", 1, 0, (), CallStep(0, {}, {}, {})), "0 items"),
+        (Row(1, "talk", 1, 0, (), AudioStep(0, 1, (), True)), "CallStep, not AudioStep"),
     ]:
         with pytest.raises(RequestError, match=message):
             talker.speak([call("fine"), bad], slots)

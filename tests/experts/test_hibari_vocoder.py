@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from omni_runtime.errors import CardError, CheckpointError, MissingExtra, RequestError
 from omni_runtime.executors.memory import Slots
 from omni_runtime.experts import hibari_vocoder
-from omni_runtime.work import AudioStep, CallStep, Row
+from omni_runtime.work import AudioStep, CallStep, Draw, Row
 
 pytestmark = pytest.mark.torch
 CLOSE = 1e-5
@@ -131,11 +131,11 @@ def test_a_batch_that_raised_can_be_run_again(when: int) -> None:
     broken = False
     calls: list[int] = []
 
-    def fragile(first: int, count: int) -> np.ndarray:
+    def fragile(draw: Draw, first: int, count: int) -> np.ndarray:
         calls.append(first)
         if broken and len(calls) == 2:
             raise RuntimeError("the device went away")
-        return noise(first, count)
+        return noise(draw, first, count)
 
     vocoder, slots = toy(fragile), Slots("a")
     tables = [frames(150, seed=1), frames(150, seed=2)]
@@ -175,7 +175,7 @@ def test_wrong_steps_are_refused() -> None:
         with pytest.raises(RequestError, match=message):
             TOY.decode_audio([row(step)], slots)
     with pytest.raises(RequestError, match="AudioStep, not CallStep"):
-        TOY.decode_audio([Row(1, "speak", 1, (), CallStep(0, {}, {}, {}))], slots)
+        TOY.decode_audio([Row(1, "speak", 1, 0, (), CallStep(0, {}, {}, {}))], slots)
     with pytest.raises(RequestError, match=r"start=5: .* frame 0"):
         TOY.decode_audio([row(AudioStep(5, 1, tuple(STREAM[5:50]), False), run=2)], slots)
     rest = TOY.decode_audio([row(AudioStep(10, 186, tuple(STREAM[10:]), True))], slots)[0].items["samples"]
@@ -209,9 +209,7 @@ def test_importing_the_expert_imports_no_package_of_the_extra() -> None:
 
 def test_wrong_options_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     for options, message in [
-        ({"sede": 1}, "did you mean 'seed'"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": 1.5}, "seed=1.5"),
+        ({"modle": 1}, "did you mean 'model'"),
         ({"model": 3}, "model=3"),
     ]:
         with pytest.raises(CardError, match=message):
