@@ -215,8 +215,8 @@ class Scheduler:
                     self.admission.changed = True
 
     def _finish(self, run: RunBook, out: list[Instruction]) -> None:
-        """Closes the books of an ended run once its last unit is back."""
-        if run.flying:
+        """Closes the books of an ended run once its last unit is back; two of its loops may come back in one batch."""
+        if run.flying or run.id not in self.runs:
             return
         for claim in run.claims or ():
             self._free(run, claim.loop)

@@ -29,13 +29,14 @@ def draw_ask(r: random.Random) -> Ask:
 def draw_curse(r: random.Random, ask: Ask) -> Curse | None:
     if r.random() < 0.7:
         return None
-    return Curse(r.choice(sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)), r.choice((*HARM, "transient", "transient")), r.randrange(6))
+    nodes = sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)
+    return Curse(r.choice(nodes), r.choice((*HARM, "transient", "transient")), r.randrange(6))
 
 
 def draw(r: random.Random) -> Move:
-    what = r.choices(
-        ("ask", "answer", "cancel", "lose", "host", "late", "repeat", "wrong"), weights=(30, 50, 8, 3, 5, 2, 2, 2)
-    )[0]
+    what = r.choices(("ask", "answer", "cancel", "lose", "host", "late", "repeat", "wrong"), weights=(30, 50, 8, 3, 5, 2, 2, 2))[
+        0
+    ]
     if what == "ask":
         ask = draw_ask(r)
         return ("ask", ask, draw_curse(r, ask), r.choice(PRIORITIES))

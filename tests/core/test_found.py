@@ -1,0 +1,37 @@
+"""Bugs that these tests found in the core: the smallest scenario of each, by name."""
+
+from __future__ import annotations
+
+from world import Ask, World
+
+from omni_runtime.work import Broken, RunBatch
+
+TWINS = Ask(choice=11, seed=1, prompt=3, most=4, steps=1)
+
+
+def twins_in_one_batch() -> tuple[World, RunBatch]:
+    """A run two of whose loops are in one batch, which is in flight."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(TWINS))
+    while True:
+        for mail in world.mail.values():
+            if mail and isinstance(mail[0], RunBatch) and len(mail[0].rows) == 2:
+                return world, mail[0]
+        world.turn(world.answer(0))
+
+
+def test_cancel_with_two_loops_in_one_batch() -> None:
+    """Closing the books twice was a KeyError that stopped the engine."""
+    world, _ = twins_in_one_batch()
+    world.turn(world.stop(1))
+    world.turn(world.answer(0))
+    world.drain()
+
+
+def test_cancel_with_two_loops_in_one_broken_batch() -> None:
+    world, batch = twins_in_one_batch()
+    world.turn(world.stop(1))
+    world.answer(0)
+    world.turn([Broken(batch.executor, batch.batch, "broke")])
+    world.core.check_idle()
