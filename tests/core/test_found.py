@@ -35,3 +35,15 @@ def test_cancel_with_two_loops_in_one_broken_batch() -> None:
     world.answer(0)
     world.turn([Broken(batch.executor, batch.batch, "broke")])
     world.core.check_idle()
+
+
+def test_answer_and_loss_of_an_executor_in_one_burst() -> None:
+    """The run's next loop was placed anew, without its promise of memory: a KeyError that stopped the engine."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(Ask(choice=7, seed=3, prompt=1, most=1, steps=2)))
+    world.turn(world.answer(0) + world.lose(0))
+    assert world.handles[1].end is not None
+    assert world.handles[1].end.reason == "lost"
+    world.drain()
