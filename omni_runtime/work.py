@@ -155,7 +155,8 @@ class Row(Struct, frozen=True, array_like=True):
     run: int
     loop: str
     size: int
-    blocks: tuple[int, ...]  # logical KV blocks that are new with this unit; the executor keeps the table
+    blocks: tuple[int, ...]  # logical KV blocks that are new with this unit, or, after a batch with it broke, all that its loop
+    # has; in order. The executor keeps the table and adds those that are not in it
     payload: Payload
 
 

@@ -142,8 +142,7 @@ class SimulatedExecutor:
 
     def _row(self, expert: str, spec: LoopSpec, row: Row) -> StepResult:
         memory = self.slots.state(row, lambda: Memory(self.pools[expert], self.block[expert]))
-        if not set(row.blocks) <= set(memory.table):  # a row that is run again brings its blocks again
-            memory.table.extend(row.blocks)
+        memory.table.extend(block for block in row.blocks if block not in memory.table)  # after a broken batch they come again
         payload = row.payload
         if isinstance(payload, ArStep):
             return self._forward(spec, row, payload, memory)

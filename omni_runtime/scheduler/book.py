@@ -20,7 +20,8 @@ class Offer:
         self.live = False  # waits to be picked
         self.home: str | None = None  # executor, once its expert is placed
         self.held = 0  # blocks
-        self.cover = 0  # positions that these blocks hold: a token asks the ledger only when it leaves them
+        self.cover = 0  # positions that these blocks hold: a token asks the ledger only when it leaves them. After a broken
+        # batch it is -1: nobody knows which blocks have reached the executor's table, so the next unit brings all of them
 
     def __lt__(self, other: Offer) -> bool:
         raise AssertionError("two heap entries with one sequence number")

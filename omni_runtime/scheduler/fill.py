@@ -96,6 +96,8 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
             if need > 0:
                 blocks = ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
                 offer.held += need
+            if offer.cover < 0:
+                blocks = tuple(ex.ledgers[kind.expert].held.get((unit.run, unit.loop), ()))
             offer.cover = (offer.held - kind.fixed) * kind.block if kind.block else 1 << 62
         made.append(Grant(unit.run, unit.loop, size, blocks))
     return made

@@ -154,6 +154,7 @@ class Scheduler:
                 self._fail(run, "failed", event.error, out)
             else:
                 run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
+                offer.cover = -1
 
     def _up(self, event: ExecutorUp, out: list[Instruction]) -> None:
         assert event.executor not in self.executors, f"executor {event.executor!r} is up twice; a restarted one needs a new name"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from world import Ask, World
+from world import CURSES, Ask, Curse, World, curses
 
 from omni_runtime.work import Broken, RunBatch
 
@@ -47,3 +47,29 @@ def test_answer_and_loss_of_an_executor_in_one_burst() -> None:
     assert world.handles[1].end is not None
     assert world.handles[1].end.reason == "lost"
     world.drain()
+
+
+def texts(n: int) -> World:
+    """A world with n equal texts whose prompts are in one batch, in flight."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn([item for seed in range(n) for item in world.ask(Ask(choice=10, seed=seed, prompt=2, most=6, steps=1))])
+    return world
+
+
+def test_a_batch_that_breaks_before_it_runs() -> None:
+    """Blocks that were granted with it never reached the executor's table and were not sent again."""
+    world = texts(3)
+    world.turn(world.answer(0, wrong=-1))
+    world.drain()
+    assert [world.handles[run].end.reason for run in (1, 2, 3)] == ["done"] * 3
+
+
+def test_a_batch_that_breaks_between_its_rows() -> None:
+    """The second row raises, so the third has not run: its blocks must come again with its next unit."""
+    with curses():
+        CURSES[2] = Curse("think", "op", 0)
+        world = texts(3)
+        world.asked[2] = (world.asked[2][0], CURSES[2])
+        world.drain()
+    assert [world.handles[run].end.reason for run in (1, 2, 3)] == ["done", "failed", "done"]
