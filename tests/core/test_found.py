@@ -73,3 +73,14 @@ def test_a_batch_that_breaks_between_its_rows() -> None:
         world.asked[2] = (world.asked[2][0], CURSES[2])
         world.drain()
     assert [world.handles[run].end.reason for run in (1, 2, 3)] == ["done", "failed", "done"]
+
+
+def test_an_innocent_beside_a_guilty_voice() -> None:
+    """The simulated executor had moved the state of the rows before the one that raised, so these could not run again."""
+    with curses():
+        world = World(blocks=40)
+        world.turn(world.host(None, 1))
+        asks = [Ask(choice=8, seed=seed, prompt=2, most=6, steps=4) for seed in (0, 2)]
+        world.turn(world.ask(asks[0]) + world.ask(asks[1], Curse("paint", "op", 1)))
+        world.drain()
+    assert [world.handles[run].end.reason for run in (1, 2)] == ["done", "failed"]
