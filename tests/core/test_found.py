@@ -84,3 +84,13 @@ def test_an_innocent_beside_a_guilty_voice() -> None:
         world.turn(world.ask(asks[0]) + world.ask(asks[1], Curse("paint", "op", 1)))
         world.drain()
     assert [world.handles[run].end.reason for run in (1, 2)] == ["done", "failed"]
+
+
+def test_bind_fails_beside_another_loop_of_its_run() -> None:
+    """The other loop's unit ran for a request that had ended."""
+    with curses():
+        world = World(blocks=40)
+        world.turn(world.host(None, 1))
+        world.turn(world.ask(TWINS, Curse("low", "bind", 1)))
+        world.drain()  # S9: no work after the end
+    assert world.handles[1].end.reason == "failed"
