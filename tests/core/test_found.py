@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from world import CURSES, Ask, Curse, World, curses
 
 from omni_runtime.work import Broken, RunBatch
@@ -86,11 +87,12 @@ def test_an_innocent_beside_a_guilty_voice() -> None:
     assert [world.handles[run].end.reason for run in (1, 2)] == ["done", "failed"]
 
 
-def test_bind_fails_beside_another_loop_of_its_run() -> None:
+@pytest.mark.parametrize("loop", ["low", "high"])
+def test_bind_fails_beside_another_loop_of_its_run(loop: str) -> None:
     """The other loop's unit ran for a request that had ended."""
     with curses():
         world = World(blocks=40)
         world.turn(world.host(None, 1))
-        world.turn(world.ask(TWINS, Curse("low", "bind", 1)))
+        world.turn(world.ask(TWINS, Curse(loop, "bind", 1)))
         world.drain()  # S9: no work after the end
     assert world.handles[1].end.reason == "failed"
