@@ -65,6 +65,8 @@ class Memory:
         self.pool, self.block = pool, block
         self.table: list[int] = []
         self.length = 0
+        self.state: Any = None  # of a loop that does not grow
+        self.after: Any = None  # the same once the batch has succeeded
 
     def __getitem__(self, at: int) -> int:
         return self.pool[self.table[at // self.block], at % self.block]
@@ -120,6 +122,7 @@ class SimulatedExecutor:
         self.costs = dict(costs or {})
         self.fakes = dict(fakes or {})
         self.stops = stops
+        self.touched: list[Memory] = []  # of the batch that runs: their state is replaced when all of it has succeeded
         self.calls: dict[str, int] = {}  # units run, by op
         self.pace = pace
         self._mailbox = Mailbox(name, self._paced)
@@ -158,6 +161,7 @@ class SimulatedExecutor:
                 self.slots.drop(run, loop)
             return None
         results = []
+        self.touched = []
         spec = self.specs[message.expert, message.op]
         fake = self.fakes.get((message.expert, message.op))
         for row in message.rows:
@@ -166,11 +170,14 @@ class SimulatedExecutor:
             except Exception as error:
                 self.slots.release(tuple(ref for result in results for refs in result.tensors.values() for ref in refs))
                 return Broken(self.name, message.batch, repr(error))
+        for memory in self.touched:
+            memory.state = memory.after
         self.calls[message.op] = self.calls.get(message.op, 0) + len(results)
         return Answer(self.name, message.batch, results, self.seconds(message))
 
     def _row(self, expert: str, spec: LoopSpec, row: Row) -> StepResult:
         memory = self.slots.state(row, lambda: Memory(self.pools[expert], self.block[expert]))
+        self.touched.append(memory)
         assert row.first <= len(memory.table), f"a gap in the block table: {row.first} after {len(memory.table)}"
         memory.table[row.first : row.first + len(row.blocks)] = row.blocks
         payload = row.payload
@@ -211,9 +218,7 @@ class SimulatedExecutor:
         return StepResult(drawn % VOCABULARY + 1000, WORDS[drawn % len(WORDS)].encode(), {}, tensors)
 
     def _decode_audio(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
-        state = getattr(memory, "state", (0, 5))
-        if p.start == 0:
-            state = (0, 5)
+        state = memory.state if p.start else (0, 5)
         assert state[0] == p.start, f"chunks out of order: {p.start} after {state[0]}"
         fold, samples = state[1], []
         assert len(p.frames) >= p.size
@@ -228,16 +233,14 @@ class SimulatedExecutor:
                     break
             fold = mix(fold, mix(repr(frame)))
             samples += [mix(fold, *ahead, i) % 2001 / 1000 - 1 for i in range(spec.hop)]
-        memory.state = (p.start + p.size, fold)  # type: ignore[attr-defined]
+        memory.after = (p.start + p.size, fold)
         return StepResult(items={"samples": np.array(samples, np.float32)})
 
     def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
-        step, latent = getattr(memory, "state", (0, 0))
-        if p.step == 0:
-            step, latent = 0, mix(p.draw.seed, p.draw.node)
+        step, latent = memory.state if p.step else (0, mix(p.draw.seed, p.draw.node))
         assert step == p.step, f"step {p.step} after {step}"
         latent = mix(latent, p.step, p.steps, *(self._value(c) for c in p.conditioning))
-        memory.state = (p.step + 1, latent)  # type: ignore[attr-defined]
+        memory.after = (p.step + 1, latent)
         return StepResult(tensors={"latent": (self._keep(row, "latent", 0, latent),)} if p.step + 1 == p.steps else {})
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:

@@ -125,6 +125,10 @@ class Flow(Walk):
                 payload = node.loop.bind(node.state, size)
             except Exception as error:
                 self.fail(run, node, error)
+                for other in [m for m in members if m[0].run is run]:  # its other loops have just been bound
+                    del rows[members.index(other)]
+                    members.remove(other)
+                    other[0].busy = False
                 continue
             rows.append(Row(grant.run, grant.loop, size, grant.first, grant.blocks, payload))
             members.append((node, size))

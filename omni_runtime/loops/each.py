@@ -22,7 +22,7 @@ class EachState:
         self.slot = next(name for name, slot in ctx.spec.reads.items() if slot.mode == "stream")
         self.reader: Reader = ctx.readers[self.slot]
         self.calls = 0
-        self.pushed = dict.fromkeys(ctx.wants, 0)
+        self.pushed = dict.fromkeys(sorted(ctx.wants), 0)
         self.text = ""  # of the items from the reader's cursor on
         self.seen = 0  # items that `text` covers
         self.offset = 0  # characters of it that are spoken for

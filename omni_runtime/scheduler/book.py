@@ -34,7 +34,7 @@ class Offer:
 class RunBook:
     """What the scheduler knows of a run."""
 
-    __slots__ = ("admitted", "claims", "closing", "flying", "homes", "id", "offers", "since", "solo", "together")
+    __slots__ = ("admitted", "claims", "closing", "doomed", "flying", "homes", "id", "offers", "since", "solo", "together")
 
     def __init__(self, event: Submitted) -> None:
         self.id = event.run
@@ -46,6 +46,7 @@ class RunBook:
         self.solo: dict[str, int] = {}  # loop -> progress that it must pass alone, since a batch with it broke
         self.claims: tuple[Claim, ...] | None = None
         self.admitted = False
+        self.doomed = False  # it was told to fail; that it is closed has not come yet
         self.closing = False
 
 

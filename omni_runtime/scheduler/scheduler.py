@@ -87,7 +87,7 @@ class Scheduler:
     def _ready(self, event: UnitReady, out: list[Instruction]) -> None:
         unit = event.unit
         run = self.runs.get(unit.run)
-        if run is None or run.closing:
+        if run is None or run.closing or run.doomed:
             return
         assert unit.loop not in run.flying, f"run {unit.run}: two units of loop {unit.loop!r}"
         offer = run.offers.get(unit.loop)
@@ -106,8 +106,7 @@ class Scheduler:
             expert = offer.unit.kind.expert
             offer.home = place(self.executors, offer.run, expert)
             if offer.home is None:
-                offer.live = False
-                out.append(Fail(offer.run.id, "lost", f"no executor hosts {expert!r} any more"))
+                self._fail(offer.run, "lost", f"no executor hosts {expert!r} any more", out)
                 return
         self.queues.push(offer)
 
@@ -153,7 +152,7 @@ class Scheduler:
             if run.closing:
                 self._finish(run, out)
             elif len(members) == 1:
-                out.append(Fail(run.id, "failed", event.error))
+                self._fail(run, "failed", event.error, out)
             else:
                 run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
 
@@ -174,13 +173,18 @@ class Scheduler:
             if event.executor in run.homes.values():
                 self.admission.forget(run)
                 run.homes = {expert: home for expert, home in run.homes.items() if home != event.executor}
-                for offer in run.offers.values():
-                    if offer.home == event.executor:
-                        offer.live = False
                 if run.closing:
                     self._finish(run, out)
                 else:
-                    out.append(Fail(run.id, "lost", f"executor {event.executor!r} is gone: {event.reason}"))
+                    self._fail(run, "lost", f"executor {event.executor!r} is gone: {event.reason}", out)
+
+    @staticmethod
+    def _fail(run: RunBook, reason: str, detail: str, out: list[Instruction]) -> None:
+        """The run must end. Until its `Closed` comes, nothing of it may be placed or picked: it may have lost its home."""
+        run.doomed = True
+        for offer in run.offers.values():
+            offer.live = False
+        out.append(Fail(run.id, reason, detail))
 
     # -- Planning
 
@@ -216,8 +220,8 @@ class Scheduler:
                 self.admission.changed = True
 
     def _finish(self, run: RunBook, out: list[Instruction]) -> None:
-        """Closes the books of an ended run once its last unit is back."""
-        if run.flying:
+        """Closes the books of an ended run once its last unit is back; two of its loops may come back in one batch."""
+        if run.flying or run.id not in self.runs:
             return
         for claim in run.claims or ():
             self._free(run, claim.loop)

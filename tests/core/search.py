@@ -1,0 +1,115 @@
+"""Random worlds by seed, fast enough to hunt mutants with: `python search.py 0 500` plays 500 and prints what failed."""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from typing import Any
+
+from world import CHOICES, HARM, HOSTS, PROGRAMS, Ask, Curse, World, curses
+
+Move = tuple[Any, ...]
+POOLS = (4, 9, 17, 40)  # the largest request of some programs fills 17 or 34, some never fit into 4 or 9
+STOPS = ((), (), ("la lo",), ("é!", "日"))
+PRIORITIES = ("high", "normal", "low")
+
+
+def draw_ask(r: random.Random) -> Ask:
+    return Ask(
+        choice=r.randrange(len(CHOICES)),
+        seed=r.randrange(6),
+        prompt=r.choice((1, 2, 3, 5, 9, 20, 63, 64)),
+        most=r.choice((0, 1, 2, 4, 7, None)),
+        steps=r.randint(1, 4),
+        stop=r.choice(STOPS),
+    )
+
+
+def draw_curse(r: random.Random, ask: Ask) -> Curse | None:
+    if r.random() < 0.7:
+        return None
+    nodes = sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)
+    return Curse(r.choice(nodes), r.choice((*HARM, "transient", "transient")), r.randrange(6))
+
+
+def draw(r: random.Random) -> Move:
+    what = r.choices(("ask", "answer", "cancel", "lose", "host", "late", "repeat", "wrong"), weights=(30, 50, 8, 3, 5, 2, 2, 2))[
+        0
+    ]
+    if what == "ask":
+        ask = draw_ask(r)
+        return ("ask", ask, draw_curse(r, ask), r.choice(PRIORITIES))
+    if what == "host":
+        return ("host", r.choice(HOSTS), r.randint(1, 2))
+    if what == "late":
+        return ("late", r.randrange(8), r.random() < 0.5)
+    if what == "wrong":
+        return ("wrong", r.randrange(4), r.choice((-1, 1)))
+    return (what, r.randrange(12))
+
+
+def inputs(world: World, move: Move) -> list[Any]:
+    what, *args = move
+    if what == "host":
+        return world.host(*args) if len(world.executors) < 4 else []
+    if what == "cancel":
+        return world.stop(max(1, len(world.asked) - args[0]))
+    return {
+        "ask": world.ask,
+        "answer": world.answer,
+        "lose": world.lose,
+        "late": world.answer_late,
+        "repeat": world.repeat,
+        "wrong": world.answer,
+    }[what](*args)
+
+
+def play(seed: int, longest: int = 60) -> World:
+    """One world: everything about it follows from the seed."""
+    r = random.Random(seed)
+    with curses():
+        world = World(blocks=r.choice(POOLS), max_runs=r.choice((2, 5, 20_000, 20_000)))
+        world.trace = []
+        world.turn(world.host(None, r.randint(1, 2)))
+        for _ in range(r.randint(5, longest)):
+            burst = [draw(r) for _ in range(r.choice((1, 1, 1, 2, 3)))]
+            world.turn([item for move in burst for item in inputs(world, move)], later=r.choice((0.0, 0.001, 0.3, 3.0)))
+            for _ in range(r.choice((0, 0, 2, 6))):
+                world.turn(world.answer(r.randrange(4)), later=0.001)
+        world.drain()
+    return world
+
+
+def search(first: int, last: int, longest: int = 60) -> None:
+    """Plays worlds until one fails.
+
+    Raises:
+        AssertionError: naming the seed.
+    """
+    for seed in range(first, last):
+        try:
+            play(seed, longest)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+
+
+if __name__ == "__main__":
+    failures: dict[str, int] = {}
+    units = runs = 0
+    ends: dict[str, int] = {}
+    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            world = play(seed)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            sign = f"{type(error).__name__} at {at.filename.rpartition('/')[2]}:{at.lineno}"
+            if sign not in failures:
+                print(f"seed {seed}: {sign}: {str(error)[:600]}")
+            failures[sign] = failures.get(sign, 0) + 1
+            continue
+        units += world.units
+        for handle in world.handles.values():
+            assert handle.end is not None
+            ends[handle.end.reason] = ends.get(handle.end.reason, 0) + 1
+    print("failures", failures, "units", units, "ends", ends)

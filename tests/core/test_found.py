@@ -1,0 +1,98 @@
+"""Bugs that these tests found in the core: the smallest scenario of each, by name."""
+
+from __future__ import annotations
+
+import pytest
+from world import CURSES, Ask, Curse, World, curses
+
+from omni_runtime.work import Broken, RunBatch
+
+TWINS = Ask(choice=11, seed=1, prompt=3, most=4, steps=1)
+
+
+def twins_in_one_batch() -> tuple[World, RunBatch]:
+    """A run two of whose loops are in one batch, which is in flight."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(TWINS))
+    while True:
+        for mail in world.mail.values():
+            if mail and isinstance(mail[0], RunBatch) and len(mail[0].rows) == 2:
+                return world, mail[0]
+        world.turn(world.answer(0))
+
+
+def test_cancel_with_two_loops_in_one_batch() -> None:
+    """Closing the books twice was a KeyError that stopped the engine."""
+    world, _ = twins_in_one_batch()
+    world.turn(world.stop(1))
+    world.turn(world.answer(0))
+    world.drain()
+
+
+def test_cancel_with_two_loops_in_one_broken_batch() -> None:
+    world, batch = twins_in_one_batch()
+    world.turn(world.stop(1))
+    world.answer(0)
+    world.turn([Broken(batch.executor, batch.batch, "broke")])
+    world.core.check_idle()
+
+
+def test_answer_and_loss_of_an_executor_in_one_burst() -> None:
+    """The run's next loop was placed anew, without its promise of memory: a KeyError that stopped the engine."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(Ask(choice=7, seed=3, prompt=1, most=1, steps=2)))
+    world.turn(world.answer(0) + world.lose(0))
+    assert world.handles[1].end is not None
+    assert world.handles[1].end.reason == "lost"
+    world.drain()
+
+
+def texts(n: int) -> World:
+    """A world with n equal texts whose prompts are in one batch, in flight."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn([item for seed in range(n) for item in world.ask(Ask(choice=10, seed=seed, prompt=2, most=6, steps=1))])
+    return world
+
+
+def test_a_batch_that_breaks_before_it_runs() -> None:
+    """Blocks that were granted with it never reached the executor's table and were not sent again."""
+    world = texts(3)
+    world.turn(world.answer(0, wrong=-1))
+    world.drain()
+    assert [world.handles[run].end.reason for run in (1, 2, 3)] == ["done"] * 3
+
+
+def test_a_batch_that_breaks_between_its_rows() -> None:
+    """The second row raises, so the third has not run: its blocks must come again with its next unit."""
+    with curses():
+        CURSES[2] = Curse("think", "op", 0)
+        world = texts(3)
+        world.asked[2] = (world.asked[2][0], CURSES[2])
+        world.drain()
+    assert [world.handles[run].end.reason for run in (1, 2, 3)] == ["done", "failed", "done"]
+
+
+def test_an_innocent_beside_a_guilty_voice() -> None:
+    """The simulated executor had moved the state of the rows before the one that raised, so these could not run again."""
+    with curses():
+        world = World(blocks=40)
+        world.turn(world.host(None, 1))
+        asks = [Ask(choice=8, seed=seed, prompt=2, most=6, steps=4) for seed in (0, 2)]
+        world.turn(world.ask(asks[0]) + world.ask(asks[1], Curse("paint", "op", 1)))
+        world.drain()
+    assert [world.handles[run].end.reason for run in (1, 2)] == ["done", "failed"]
+
+
+@pytest.mark.parametrize("loop", ["low", "high"])
+def test_bind_fails_beside_another_loop_of_its_run(loop: str) -> None:
+    """The other loop's unit ran for a request that had ended."""
+    with curses():
+        world = World(blocks=40)
+        world.turn(world.host(None, 1))
+        world.turn(world.ask(TWINS, Curse(loop, "bind", 1)))
+        world.drain()  # S9: no work after the end
+    assert world.handles[1].end.reason == "failed"

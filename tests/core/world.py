@@ -1,0 +1,433 @@
+"""The world around the core: executors that break, late answers, bursts of input, and books of its own.
+
+`World` carries out what the core commands and asserts, command by command, what style of scheduling the design promises (S1 to
+S10 below). It derives everything from commands and reports, never from the core's own books, so that both can be wrong only
+in the same way by accident. `search.py` drives it by a seed, `test_machine.py` by Hypothesis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import toys
+
+from omni_runtime.card import Each, ExpertSpec, ModelCard, OpLimits, Port, Slot, batch_limits
+from omni_runtime.executors.simulated import SimulatedExecutor
+from omni_runtime.loops import LOOPS
+from omni_runtime.program import Program
+from omni_runtime.request import resolve
+from omni_runtime.sim import SimHandle, Simulation
+from omni_runtime.work import (
+    Answer,
+    ArStep,
+    AudioStep,
+    Broken,
+    Cancel,
+    Command,
+    DenoiseStep,
+    Drop,
+    ExecutorDown,
+    Input,
+    Payload,
+    Row,
+    RunBatch,
+    StepResult,
+    Submit,
+)
+
+DUO = ModelCard(
+    name="duo",
+    experts={"pair": ExpertSpec(build="toys:none", ops={"split": OpLimits(units=2, size=2)})},
+    loops={
+        "split": Each(
+            expert="pair",
+            op="split",
+            reads={"text": Slot(type="text", mode="stream")},
+            ports={"left": Port(type="token"), "right": Port(type="token")},
+        )
+    },
+)
+CARDS = (toys.CARD, DUO)
+LIMITS = batch_limits(*CARDS)
+
+
+def prompted() -> Program:
+    """A prompt that the caller has tokenized: of any length, too long for the context included."""
+    p = Program("prompted", toys.CARD)
+    p.output("text", p.loop("think", prompt=p.input("prompt")).text)
+    return p
+
+
+def twins() -> Program:
+    """Two read ports on one node: the order in which their readers are woken must not depend on a hash."""
+    p = Program("twins", *CARDS)
+    split = p.loop("split", text=p.loop("think", prompt=p.input("prompt")).text)
+    p.output("low", p.loop("chant", as_="low", frames=p.handoff(split.left, capacity=2)).samples)
+    p.output("high", p.loop("chant", as_="high", frames=p.handoff(split.right)).samples)
+    return p
+
+
+PROGRAMS = toys.PROGRAMS | {p.name: p for p in (prompted(), twins())}
+CHOICES = [*toys.CHOICES, ("prompted", ("text",)), ("twins", ("low", "high"))]
+HOSTS: tuple[tuple[str, ...] | None, ...] = (
+    None,  # all
+    ("toy/host", "toy/mot"),
+    ("toy/talker", "toy/voice"),
+    ("toy/mot", "toy/talker"),
+    ("toy/voice", "toy/host", "duo/pair"),
+)
+HARM = ("op", "init", "claim", "next", "bind", "advance", "finalize")  # what a curse may break for good
+
+
+class Ask(NamedTuple):
+    """What a caller wants."""
+
+    choice: int
+    seed: int
+    prompt: int  # tokens, where the caller gives them
+    most: int | None
+    steps: int
+    stop: tuple[str, ...] = ()
+
+
+class Curse(NamedTuple):
+    """One loop of one run raises from a position on: always, or (`transient`) once, in company."""
+
+    loop: str
+    where: str
+    at: int
+
+
+CURSES: dict[int, Curse] = {}  # by run, of the world that plays now
+SPENT: set[int] = set()  # transient curses that have struck
+
+
+class Stricken(RuntimeError):
+    """What a cursed loop or op raises."""
+
+
+class CursedLoop:
+    """A loop that looks into the book of curses before it does its work."""
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.loop, name)
+
+        def ask(state: Any, *rest: Any) -> Any:
+            ctx = getattr(state, "ctx", state)
+            curse = CURSES.get(ctx.run)
+            if curse and (curse.loop, curse.where) == (ctx.loop, name) and (state is ctx or self._at(state) >= curse.at):
+                raise Stricken(f"{name} of {ctx.loop}")
+            return method(state, *rest)
+
+        return ask
+
+    @staticmethod
+    def _at(state: Any) -> int:
+        for field in ("cached", "frames", "step", "calls", "ran"):
+            value = getattr(state, field, None)
+            if value is not None:
+                return int(getattr(value, "cursor", value))
+        raise AttributeError(state)
+
+
+@contextmanager
+def curses() -> Iterator[None]:
+    """Loops may be cursed in here."""
+    loops = dict(LOOPS)
+    LOOPS.update({kind: CursedLoop(loop) for kind, loop in loops.items()})
+    try:
+        yield
+    finally:
+        LOOPS.update(loops)
+        CURSES.clear()
+        SPENT.clear()
+
+
+def place(payload: Payload) -> tuple[int, int]:
+    """Progress of a loop before a step, and the least that the step adds."""
+    if isinstance(payload, ArStep):
+        return payload.start, len(payload.tokens)
+    if isinstance(payload, AudioStep):
+        return payload.start, payload.size
+    return (payload.step if isinstance(payload, DenoiseStep) else payload.index), 1
+
+
+class Breakable(SimulatedExecutor):
+    """A simulated executor whose rows may raise after their work is done, the worst moment."""
+
+    company = 0
+
+    def run(self, message: Any) -> Any:
+        self.company = len(message.rows) if isinstance(message, RunBatch) else 0
+        return super().run(message)
+
+    def _row(self, expert: str, spec: Any, row: Row) -> StepResult:
+        result = super()._row(expert, spec, row)
+        curse, (start, size) = CURSES.get(row.run), place(row.payload)
+        if curse is None or curse.loop != row.loop or start + size <= curse.at:
+            return result
+        if curse.where == "op" or (curse.where == "transient" and self.company > 1 and row.run not in SPENT):
+            SPENT.add(row.run)
+            self.slots.release(tuple(ref for refs in result.tensors.values() for ref in refs))
+            raise Stricken(f"op of {row.loop}")
+        return result
+
+
+class World(Simulation):
+    """Plays everything around one core.
+
+    Args:
+        blocks: size of every pool of every executor: what a request may hold, and where it must stop, depends on it.
+        max_runs: see `Core`.
+    """
+
+    def __init__(self, blocks: int, max_runs: int = 20_000) -> None:
+        self.flight: dict[tuple[int, str], int] = {}  # (run, loop) -> batch
+        self.progress: dict[tuple[int, str], int] = {}
+        self.tables: dict[tuple[str, str], dict[int, tuple[int, str]]] = {}  # pool -> block -> who holds it
+        self.asked: dict[int, tuple[Ask, Curse | None]] = {}
+        self.cancelled: set[int] = set()
+        self.unserved: set[int] = set()  # no executor hosted them when they came
+        self.bereaved: set[int] = set()  # alive when an executor went
+        self.crowded: set[int] = set()  # came when too many were alive
+        self.wronged: set[int] = set()  # a unit of theirs, alone, was answered with a wrong number of results
+        self.late: list[RunBatch] = []  # batches that their executor took with it
+        self.echo: list[Input] = []  # reports that may arrive a second time
+        self.born = 0
+        self.blocks = blocks
+        self.max_runs = max_runs
+        super().__init__(cards=CARDS, max_runs=max_runs)
+
+    # -- What the core commands
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, RunBatch):
+            self._saw_batch(command)
+        elif isinstance(command, Drop):
+            for slot in command.slots:
+                assert slot not in self.flight, f"S8: {slot} is dropped with a unit in flight"
+                for (executor, _), table in self.tables.items():
+                    if executor == command.executor:
+                        for block in [b for b, owner in table.items() if owner == slot]:
+                            del table[block]
+        super()._carry_out(command)
+
+    def _saw_batch(self, batch: RunBatch) -> None:
+        executor = self.executors.get(batch.executor)
+        assert executor is not None, f"S5: a batch for {batch.executor}, which is gone"
+        assert (batch.expert, batch.op) in executor.specs, f"S5: {batch.executor} does not host {batch.expert}.{batch.op}"
+        queued = [m for m in self.mail[batch.executor] if isinstance(m, RunBatch)]
+        assert len(queued) < executor.up.slots, f"S4: {len(queued) + 1} batches in {executor.up.slots} slots"
+        allowed = LIMITS[batch.expert, batch.op]
+        assert 0 < len(batch.rows) <= allowed.units, "S4: too many units"
+        assert sum(row.size for row in batch.rows) <= allowed.size, "S4: too large"
+        assert len({_key(row) for row in batch.rows}) == 1, "S4: a batch of two keys"
+        groups = [(m.expert, m.op, _key(m.rows[0])) for m in queued]
+        assert (batch.expert, batch.op, _key(batch.rows[0])) not in groups, "S4: a group is in flight twice"
+        table = self.tables.setdefault((batch.executor, batch.expert), {})
+        for row in batch.rows:
+            slot = (row.run, row.loop)
+            assert self.handles[row.run].end is None, f"S9: work for run {row.run} after its end"
+            assert slot not in self.flight, f"S1: two units of {slot}"
+            self.flight[slot] = batch.batch
+            start, size = place(row.payload)
+            assert start == self.progress.get(slot, 0), f"S2: {slot} goes on at {start}, not at {self.progress.get(slot, 0)}"
+            assert size <= row.size, f"S2: {slot} does {size}, {row.size} were granted"
+            for block in row.blocks:
+                assert 0 <= block < self.blocks, f"S6: block {block} of {self.blocks}"
+                assert table.setdefault(block, slot) == slot, f"S6: block {block} belongs to {table[block]} and to {slot}"
+
+    # -- What may happen: each gives the inputs of one event
+
+    def host(self, experts: tuple[str, ...] | None, slots: int) -> list[Input]:
+        self.born += 1
+        executor = Breakable(f"x{self.born}", *CARDS, experts=experts, blocks=self.blocks, slots=slots)
+        self.executors[executor.name] = executor
+        self.mail[executor.name] = deque()
+        return [executor.up]
+
+    def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal") -> list[Input]:
+        submit = request(len(self.handles) + 1, ask, priority)
+        run = submit.run
+        self.handles[run] = SimHandle(run, self.now)
+        self.asked[run] = (ask, curse)
+        if curse:
+            CURSES[run] = curse
+        if not all(any(set(g) <= set(ex.up.experts) for ex in self.executors.values()) for g in submit.plan.together):
+            self.unserved.add(run)
+        if max(len(self.alive) - 1, len(self.core.scheduler.runs)) >= self.max_runs:
+            self.crowded.add(run)
+        return [submit]
+
+    @property
+    def alive(self) -> set[int]:
+        return {run for run, handle in self.handles.items() if handle.end is None} | {run for run, _ in self.flight}
+
+    def stop(self, run: int) -> list[Input]:
+        if run in self.handles and self.handles[run].end is None:
+            self.cancelled.add(run)
+        return [Cancel(run)]
+
+    def answer(self, nth: int, wrong: int = 0) -> list[Input]:
+        """The head batch of one of the busy executors is done. With `wrong`, so many results too many or too few."""
+        busy = sorted(name for name, mail in self.mail.items() if mail)
+        if not busy:
+            return []
+        name = busy[nth % len(busy)]
+        self.finish.pop(name, None)
+        batch = self.mail[name].popleft()
+        assert isinstance(batch, RunBatch)
+        if wrong:
+            self.wronged |= {row.run for row in batch.rows if len(batch.rows) == 1}
+            report: Any = Answer(name, batch.batch, [StepResult()] * max(0, len(batch.rows) + wrong))
+        else:
+            report = self.executors[name].run(batch)
+        self._clean(name)
+        self.units += len(batch.rows)
+        for row in batch.rows:
+            slot = (row.run, row.loop)
+            assert self.flight.pop(slot) == batch.batch
+            if isinstance(report, Answer) and not wrong:
+                start, size = place(row.payload)
+                self.progress[slot] = start + size
+        self.echo = [*self.echo[-5:], report]
+        return [report]
+
+    def lose(self, nth: int) -> list[Input]:
+        """An executor is gone; what lies in its mail will not run, or will be answered too late."""
+        if not self.executors:
+            return []
+        name = sorted(self.executors)[nth % len(self.executors)]
+        del self.executors[name]
+        self.finish.pop(name, None)
+        self.bereaved |= self.alive
+        for message in self.mail.pop(name):
+            if isinstance(message, RunBatch):
+                self.late.append(message)
+                for row in message.rows:
+                    del self.flight[row.run, row.loop]
+        for pool in [p for p in self.tables if p[0] == name]:
+            del self.tables[pool]
+        return [ExecutorDown(name)]
+
+    def answer_late(self, nth: int, broken: bool) -> list[Input]:
+        if not self.late:
+            return []
+        batch = self.late[nth % len(self.late)]
+        if broken:
+            return [Broken(batch.executor, batch.batch, "late")]
+        return [Answer(batch.executor, batch.batch, [StepResult(token=1, piece=b"late") for _ in batch.rows])]
+
+    def repeat(self, nth: int) -> list[Input]:
+        """A report that was heard already arrives again, or one about a batch that never was."""
+        return [self.echo[nth % len(self.echo)]] if self.echo else [Answer("x", 10**9, [])]
+
+    # -- What must hold
+
+    def turn(self, inputs: list[Input], later: float = 0.0) -> None:
+        """Feeds what happened, all at once, and looks at every book."""
+        self.now += later
+        self.feed(*inputs)
+        self.check()
+
+    def check(self) -> None:
+        self.core.check()
+        flow = self.core.flow
+        assert {run for run, handle in self.handles.items() if handle.end is None} == {
+            run.id for run in flow.runs.values() if not run.ended
+        }, "who is alive"
+        assert {(node.run.id, node.name) for _, rows in flow.flying.values() for node, _ in rows} == self.flight.keys(), "S11"
+
+    def drain(self) -> None:
+        """Heals the world and demands that everybody ends as it must."""
+        self.turn(self.host(None, 1))
+        budget = 20_000
+        while self.flight:
+            self.turn(self.answer(budget), later=0.001)
+            budget -= 1
+            assert budget, f"L3: does not drain: {sorted(self.alive)}"
+        for run in self.asked:
+            self.judge(run)
+        self.core.check_idle()
+        for executor in self.executors.values():
+            assert executor.slots.counts == (0, 0), f"S6: {executor.name} keeps {executor.slots.counts}"
+        assert not any(self.tables.values()), "S6: blocks of nobody"
+
+    def judge(self, run: int) -> None:
+        """Whether a run ended as it deserves, with what it gives alone or with the beginning of that."""
+        (ask, curse), handle = self.asked[run], self.handles[run]
+        assert handle.end is not None, f"L3: run {run} never ended"
+        alone = solo(ask, self.blocks)
+        reason, tell = handle.end.reason, f"run {run} {ask} {curse}: {handle.end}"
+        if reason == "done":
+            assert alone.reason == "done", f"alone it is {alone.reason}; {tell}"
+            assert handle.chunks == alone.outputs, f"D3: differs from what it gives alone; {tell}"
+            assert curse is None or curse.where != "op" or alone.shown.get(curse.loop, 0) <= curse.at, f"it must fail; {tell}"
+        for output, items in handle.chunks.items():
+            assert items == alone.outputs[output][: len(items)], f"S12: {output} is not what it gives alone; {tell}"
+        for output, summary in handle.ends.items():
+            assert handle.chunks.get(output, []) == alone.outputs.get(output, []), f"S10: {output} is not complete; {tell}"
+            assert summary.finish == alone.finish[output], f"S10: {output} finished otherwise; {tell}"
+        guilty = run in self.wronged or (curse is not None and curse.where in HARM)
+        assert reason != "failed" or guilty, f"S12: an innocent failed; {tell}"
+        assert reason != "cancelled" or run in self.cancelled, f"nobody cancelled it; {tell}"
+        assert reason != "too_large" or alone.reason == "too_large", f"alone it fits; {tell}"
+        assert reason != "overloaded" or run in self.crowded, f"there was room; {tell}"
+        assert reason != "lost" or run in self.unserved | self.bereaved, f"nothing was lost; {tell}"
+        assert run not in self.unserved or reason != "done" or not any(alone.shown.values()), f"nobody hosted it; {tell}"
+
+
+class Alone(NamedTuple):
+    """What a request gives alone."""
+
+    reason: str
+    outputs: dict[str, list[Any]]
+    finish: dict[str, str]
+    shown: dict[str, int]  # progress of the loops that make an output: these must run to their end
+
+
+def request(run: int, ask: Ask, priority: str = "normal") -> Submit:
+    name, outputs = CHOICES[ask.choice]
+    program = PROGRAMS[name]
+    given: dict[str, Any] = {}
+    for field, kind in program.inputs.items():
+        tokens = [(7 * ask.seed + i) % 90 + 1 for i in range(ask.prompt)]
+        given[field] = tokens if kind == "token" else f"{ask.seed} {ask.prompt}"
+    for node in program.nodes:
+        kind = program.spec(node).kind
+        if kind == "ar_decode":
+            longer = 2 * (node == "talk")
+            given[node] = {"max_tokens": None if ask.most is None else ask.most + longer, "stop": ask.stop}
+        elif kind == "diffusion_denoise":
+            given[node] = {"steps": ask.steps, "size": (1 + ask.seed % 2,)}
+    return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority)[1]
+
+
+@cache
+def solo(ask: Ask, blocks: int) -> Alone:
+    kept, spent = dict(CURSES), set(SPENT)
+    CURSES.clear()
+    try:
+        world = World(blocks)
+        world.turn(world.host(None, 1))
+        world.turn(world.ask(ask))
+        while world.flight:
+            world.turn(world.answer(0))
+    finally:
+        CURSES.update(kept)
+        SPENT.update(spent)
+    handle, plan = world.handles[1], request(1, ask).plan
+    assert handle.end is not None
+    shown = {step.name: world.progress.get((1, step.name), 0) for step in plan.steps if step.outputs}
+    return Alone(handle.end.reason, handle.chunks, {o: s.finish for o, s in handle.ends.items()}, shown)
+
+
+def _key(row: Row) -> Any:
+    return row.payload.size if isinstance(row.payload, DenoiseStep) else ()
