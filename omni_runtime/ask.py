@@ -14,6 +14,7 @@ from omni_runtime.errors import RequestError
 from omni_runtime.handle import Handle, Result
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
+from omni_runtime.request import resolve
 from omni_runtime.runtime import Runtime
 from omni_runtime.wav import WavWriter
 
@@ -53,6 +54,8 @@ def ask(question: Question) -> None:
         "top_p": question.top_p,
         "stop": question.stop,
     }
+    outputs = ("text", "audio") if question.speak else ("text",)
+    resolve(0, program, 0, {"messages": messages, **params}, outputs=outputs, seed=question.seed)  # wrong options, before loading
     began = time.perf_counter()
     note = sys.stderr.isatty() and not question.json
     if note:
@@ -61,7 +64,6 @@ def ask(question: Question) -> None:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        outputs = ["text", "audio"] if question.speak else ["text"]
         handle = runtime.submit(program, messages=messages, outputs=outputs, seed=question.seed, **params)
         if question.stats:
             print(f"> {question.text}\n", flush=True)

@@ -35,8 +35,10 @@ def find(name: str) -> ModelCard | Program:
     if callable(found) and not isinstance(found, ModelCard | Program):
         try:
             found = found()
-        except TypeError as e:
-            raise OmniError(f"{name}: {e}; the function must work without arguments") from None
+        except OmniError:
+            raise
+        except Exception as e:
+            raise OmniError(f"{name}: {e!r}; the function must work without arguments") from None
     if not isinstance(found, ModelCard | Program):
         raise OmniError(f"{name} is a {type(found).__name__}, not a ModelCard or Program")
     return found

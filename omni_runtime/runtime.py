@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Literal
@@ -40,7 +40,7 @@ class Runtime:
 
     def __init__(
         self,
-        cards: Sequence[ModelCard],
+        cards: Iterable[ModelCard],
         *,
         device: str = "cpu",
         executor: Literal["thread", "loopback"] = "thread",
@@ -50,6 +50,7 @@ class Runtime:
         slots: int = 1,
         threads: int | None = None,
     ) -> None:
+        cards = list(cards)
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):
             raise CardError(f"give one or more cards of different names, not {[c.name for c in cards]}")

@@ -233,15 +233,11 @@ def test_overload_is_refused_and_passes() -> None:
     stage = Stage(max_requests=2, pace=1.0, costs={("toy/mot", "forward"): Cost(0.02)})
     with stage.runtime:
         handles = [stage.submit("text") for _ in range(4)]
-        outcomes = []
-        for handle in handles:
-            try:
+        for handle in handles[2:]:
+            with pytest.raises(Overloaded, match="limit"):
                 handle.result(10)
-                outcomes.append("done")
-            except Overloaded as e:
-                assert "limit" in str(e)
-                outcomes.append("refused")
-        assert outcomes == ["done", "done", "refused", "refused"]
+        for handle in handles[:2]:
+            assert handle.result(10).text
         assert stage.submit("text").result(10).text
         stage.wait_idle()
 
@@ -316,12 +312,9 @@ def test_cancel_at_any_moment_returns_every_book(name: str, delay: float) -> Non
         handle.cancel()
         handle.cancel()
         began = time.monotonic()
-        try:
-            handle.result(10)
-        except RequestCancelled as e:
-            assert e.partial is not None
-            assert time.monotonic() - began < 0.1, "the end comes at once"
         list(handle)  # ends, and does not raise
+        assert time.monotonic() - began < 0.1, "the end comes at once"
+        assert handle.done
         assert other.result(10).text
         handle.cancel()
         stage.wait_idle()
