@@ -12,7 +12,7 @@ from checkout import modules
 VOCABULARY = {"errors", "card", "request", "work", "channel", "program", "loop"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
-WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "commands", "cli"]
+WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "commands", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
 MAY |= {layer: set(PURE[: i + 1]) for i, layer in enumerate(PURE)}
