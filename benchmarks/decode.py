@@ -19,11 +19,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import itertools
+
 import torch
 from msgspec import Struct
+from omni_runtime.cards.smollm2 import smollm2
 
 from omni_runtime import ArDecode, ModelCard, Program, Runtime
-from omni_runtime.cards.smollm2 import smollm2
 from omni_runtime.weights.llama import LlamaWeights
 from omni_runtime.weights.smollm2 import locate, open_file
 
@@ -67,7 +69,7 @@ def ours(runtime: Runtime, program: Program, asked: list[list[int]]) -> Timing:
         assert chunk.tokens is not None
     results = [handle.result() for handle in handles]
     total = time.perf_counter() - start
-    steps = [b - a for a, b in zip(stamps, stamps[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(stamps)]
     return Timing(first, statistics.median(steps), total, [r.outputs["tokens"] for r in results])
 
 
@@ -91,7 +93,7 @@ def theirs(model: Any, asked: list[list[int]]) -> Timing:
                 ids, attention_mask=torch.ones_like(ids), stopping_criteria=StoppingCriteriaList([Clock()]), **settings
             )
         tokens.append(out[0, len(prompt) :].tolist())
-        gaps = [b - a for a, b in zip(stamps, stamps[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(stamps)]
         firsts.append(gaps[0])
         steps += gaps[1:]
     return Timing(firsts[0], statistics.median(steps), time.perf_counter() - start, tokens)
@@ -160,7 +162,9 @@ def main() -> None:
     print(f"{'':<10} {'first token s':>14} {'step ms':>9} {'total s':>9} {'tokens/s':>9}")
     for name, row in middle.items():
         count = int(name[-1])
-        print(f"{name:<10} {row['first']:>14.3f} {row['step'] * 1e3:>9.1f} {row['total']:>9.2f} {count * NEW / row['total']:>9.1f}")
+        print(
+            f"{name:<10} {row['first']:>14.3f} {row['step'] * 1e3:>9.1f} {row['total']:>9.2f} {count * NEW / row['total']:>9.1f}"
+        )
     same = {
         name: sum(
             a == b

@@ -36,9 +36,11 @@ if typing.TYPE_CHECKING:
         Port,
         Slot,
     )
+    from omni_runtime.executors.simulated import SimulatedExecutor
     from omni_runtime.handle import Handle, Result, StreamChunk
     from omni_runtime.program import Program
     from omni_runtime.runtime import Runtime
+    from omni_runtime.sim import Simulation
     from omni_runtime.wav import WavWriter
 
 _MODULES = {  # nothing heavy is imported before it is asked for
@@ -46,6 +48,8 @@ _MODULES = {  # nothing heavy is imported before it is asked for
     "handle": "Handle Result StreamChunk",
     "program": "Program",
     "runtime": "Runtime",
+    "sim": "Simulation",
+    "executors.simulated": "SimulatedExecutor",
     "wav": "WavWriter",
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -78,6 +82,8 @@ __all__ = [
     "RequestTooLarge",
     "Result",
     "Runtime",
+    "SimulatedExecutor",
+    "Simulation",
     "Slot",
     "StreamChunk",
     "WavWriter",

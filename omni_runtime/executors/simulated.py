@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from omni_runtime.card import LoopSpec, ModelCard
 from omni_runtime.executors.mailbox import Mailbox
-from omni_runtime.executors.memory import Slots
+from omni_runtime.experts.slots import Slots
 from omni_runtime.work import (
     Answer,
     ArStep,

@@ -8,9 +8,9 @@ from importlib import import_module
 
 from omni_runtime.card import ExpertSpec
 from omni_runtime.errors import CardError, OmniError
-from omni_runtime.executors.base import Expert
 from omni_runtime.executors.mailbox import Mailbox
-from omni_runtime.executors.memory import Slots
+from omni_runtime.experts.base import Expert
+from omni_runtime.experts.slots import Slots
 from omni_runtime.work import Answer, Broken, ExecutorUp, Message, Release, Report, RunBatch
 
 

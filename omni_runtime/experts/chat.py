@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_runtime.errors import RequestError
-from omni_runtime.executors.base import Op
-from omni_runtime.executors.memory import Slots
+from omni_runtime.experts.base import Op
+from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.text_lm import read_options
 from omni_runtime.weights import tokenizer
 from omni_runtime.work import CallStep, Row, StepResult

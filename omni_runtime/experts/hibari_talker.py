@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_runtime.errors import CardError, MissingExtra, RequestError, unknown
-from omni_runtime.executors.base import Op
-from omni_runtime.executors.memory import Slots
+from omni_runtime.experts.base import Op
 from omni_runtime.experts.hibari_phonemes import Phonemes
+from omni_runtime.experts.slots import Slots
 from omni_runtime.weights.hibari import FEATURES, PITCH, WIDTH, asset, voice_file
 from omni_runtime.weights.onnx_graph import cut_graph, load_graph
 from omni_runtime.work import CallStep, Row, StepResult

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from omni_runtime.errors import CardError, RequestError, unknown
-from omni_runtime.executors.base import Op
-from omni_runtime.executors.memory import Slots
+from omni_runtime.experts.base import Op
 from omni_runtime.experts.hibari_network import BINS, REACH, Network, Strand, Tails, advance_network, fresh_tails, load_network
 from omni_runtime.experts.overlap_add import LEAD, Overlap, add_frames, fresh_overlap
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.experts.pulse_source import HOP, RATE, Source, advance_source, fresh_source, hann
+from omni_runtime.experts.slots import Slots
 from omni_runtime.weights.hibari import WIDTH
 from omni_runtime.work import AudioStep, Draw, Row, StepResult
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from omni_runtime.errors import CardError, RequestError, unknown
-from omni_runtime.executors.base import Op
-from omni_runtime.executors.memory import Slots
+from omni_runtime.experts.base import Op
 from omni_runtime.experts.decoder import DecoderLM, Span
 from omni_runtime.experts.sampling import draw
+from omni_runtime.experts.slots import Slots
 from omni_runtime.work import ArStep, Row, StepResult
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from omni_runtime.executors.memory import Slots
 from omni_runtime.experts.hibari_network import BINS, BLOCKS, CHANNELS, INNER, PARTS, TAPS, Block, Network
 from omni_runtime.experts.hibari_vocoder import AHEAD, FRAME, HOP, MARK, PITCH, HibariVocoder, Noise
 from omni_runtime.experts.philox_noise import complex_noise
+from omni_runtime.experts.slots import Slots
 from omni_runtime.weights.hibari import WIDTH
 from omni_runtime.work import AudioStep, Draw, Row
 

@@ -9,10 +9,10 @@ pytest.importorskip("hibari")
 pytest.importorskip("onnxruntime")
 
 from omni_runtime.errors import CardError, MissingExtra, RequestError
-from omni_runtime.executors.memory import Slots
 from omni_runtime.experts import hibari_phonemes, hibari_talker
 from omni_runtime.experts.hibari_phonemes import LIMIT, cut
 from omni_runtime.experts.hibari_talker import HibariTalker
+from omni_runtime.experts.slots import Slots
 from omni_runtime.work import AudioStep, CallStep, Row
 
 pytestmark = pytest.mark.oracle

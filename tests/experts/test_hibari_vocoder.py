@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_runtime.errors import CardError, CheckpointError, MissingExtra, RequestError
-from omni_runtime.executors.memory import Slots
 from omni_runtime.experts import hibari_vocoder
+from omni_runtime.experts.slots import Slots
 from omni_runtime.work import AudioStep, CallStep, Draw, Row
 
 pytestmark = pytest.mark.torch
