@@ -64,6 +64,8 @@ class Walk:
             return
         try:
             step = node.loop.next(node.state)
+            if not run.claimed and node.step.pooled and type(step) is WorkUnit:  # not before: prompts are known by now
+                self._claim(run)
         except Exception as error:  # whatever a loop raises is its request's end and nobody else's
             self.fail(run, node, error)
             return
@@ -82,8 +84,6 @@ class Walk:
                 return False
         try:
             node.state = node.loop.init(node.ctx)
-            if node.step.pooled and not node.run.claimed:
-                self._claim(node.run)
         except Exception as error:
             self.fail(node.run, node, error)
             return False

@@ -96,3 +96,22 @@ def test_bind_fails_beside_another_loop_of_its_run(loop: str) -> None:
         world.turn(world.ask(TWINS, Curse(loop, "bind", 1)))
         world.drain()  # S9: no work after the end
     assert world.handles[1].end.reason == "failed"
+
+
+@pytest.mark.parametrize("choice", range(10))
+def test_a_request_claims_what_it_needs_and_not_whole_contexts(choice: int) -> None:
+    """Speech claimed 16 blocks for its thinker, whatever its prompt: its vocoder, which waits for nothing, made the claim."""
+    world = World(blocks=17 if choice == 9 else 5)  # the diamond's inner prompts are known to nobody beforehand
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(Ask(choice, seed=1, prompt=1, most=1, steps=1)))
+    world.drain()
+    assert world.handles[1].end.reason == ("too_large" if choice == 9 else "done"), world.handles[1].end
+
+
+def test_an_answer_of_no_tokens_claims_no_memory_for_them() -> None:
+    """max_tokens=0 was taken for no limit, so that a request that needs nothing could wait for memory."""
+    world = World(blocks=4)
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(Ask(choice=10, seed=0, prompt=63, most=0, steps=1)))
+    world.drain()
+    assert world.handles[1].end.reason == "done"
