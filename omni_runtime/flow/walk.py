@@ -93,7 +93,7 @@ class Walk:
     def _claim(self, run: Run) -> None:
         claims = []
         for node in run.nodes.values():
-            if node.step.pooled:
+            if node.step.pooled and not node.done:
                 least, most = node.loop.claim(node.ctx)
                 claims.append(Claim(node.name, node.step.expert, least, most))
         run.claimed = True

@@ -108,10 +108,13 @@ def test_a_request_claims_what_it_needs_and_not_whole_contexts(choice: int) -> N
     assert world.handles[1].end.reason == ("too_large" if choice == 9 else "done"), world.handles[1].end
 
 
-def test_an_answer_of_no_tokens_claims_no_memory_for_them() -> None:
-    """max_tokens=0 was taken for no limit, so that a request that needs nothing could wait for memory."""
-    world = World(blocks=4)
+def test_an_answer_of_no_tokens_holds_no_memory() -> None:
+    """max_tokens=0 was taken for no limit, and what a loop that was done already had claimed stayed until its run ended."""
+    world = World(blocks=40)
     world.turn(world.host(None, 1))
-    world.turn(world.ask(Ask(choice=10, seed=0, prompt=63, most=0, steps=1)))
+    world.turn(world.ask(Ask(choice=4, seed=0, prompt=1, most=0, steps=1)))  # talk says two tokens all the same
+    world.turn(world.answer(0))
+    assert world.progress == {(1, "tokenize"): 1}
+    assert (1, "talk") in world.flight
+    assert world.core.scheduler.executors["x1"].ledgers["toy/mot"].reserved == {}
     world.drain()
-    assert world.handles[1].end.reason == "done"
