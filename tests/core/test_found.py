@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from world import CURSES, Ask, Curse, World, curses
+from world import CURSES, LIMITS, Ask, Curse, World, curses, request
 
-from omni_runtime.work import Broken, RunBatch
+from omni_runtime.core import Core
+from omni_runtime.work import Broken, End, ExecutorUp, RunBatch
 
 TWINS = Ask(choice=11, seed=1, prompt=3, most=4, steps=1)
 
@@ -118,3 +119,15 @@ def test_an_answer_of_no_tokens_holds_no_memory() -> None:
     assert (1, "talk") in world.flight
     assert world.core.scheduler.executors["x1"].ledgers["toy/mot"].reserved == {}
     world.drain()
+
+
+def test_an_executor_without_a_pool_for_an_expert() -> None:
+    """An expert that keeps nothing there needs none; one that does is refused with the numbers."""
+    core = Core(LIMITS)
+    core.feed(0.0, ExecutorUp("x", ("toy/mot", "toy/host"), {}))
+    out = core.feed(0.0, request(1, Ask(7, 1, 3, 7, 1)))
+    assert isinstance(out[0], End)
+    assert (out[0].reason, "has 0" in out[0].detail) == ("too_large", True)
+    core.feed(0.0, ExecutorUp("y", ("toy/mot",), {"toy/mot": 4}))
+    out = core.feed(0.0, request(2, Ask(7, 1, 3, 7, 1)))
+    assert [c.executor for c in out if isinstance(c, RunBatch)] == ["y"]
