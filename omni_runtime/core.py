@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
 from omni_runtime.scheduler import check as books
 from omni_runtime.scheduler.scheduler import Scheduler
-from omni_runtime.work import Admitted, Answer, Broken, Chunk, Command, Dispatch, End, ExecutorDown, ExecutorUp, Input, Submit
+from omni_runtime.work import Admitted, Answer, Broken, Command, Dispatch, End, ExecutorDown, ExecutorUp, Input, Submit
 
 REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgotten
 
@@ -40,13 +42,18 @@ class Core:
         flow.now = now
         flow.out = out = []
         for item in inputs:
-            if type(item) is not Answer:
+            if type(item) is Submit:  # without what it carries: thousands are remembered
+                self._log.append((now, replace(item, inputs={}, params={})))
+            elif type(item) is not Answer:
                 self._log.append((now, item))
             flow.apply(item)
         while True:
             flow.settle()
             events = flow.events
             if not events:
+                if flow.ends:
+                    self._log.extend((now, end) for end in flow.ends)
+                    flow.ends = []
                 return out
             flow.events = []
             for order in scheduler.handle(now, events):
@@ -105,6 +112,8 @@ def _tell(item: Any, run: int) -> str:
         return f"executor {item.executor} {'up' if isinstance(item, ExecutorUp) else 'down'}"
     if isinstance(item, Admitted) and item.run == run:
         return f"admitted with {sum(item.blocks.values())} blocks"
-    if getattr(item, "run", None) == run and not isinstance(item, Chunk | End | Submit):
+    if isinstance(item, End) and item.run == run:
+        return f"ended: {item.reason}" + (f", {item.detail}" if item.detail else "")
+    if getattr(item, "run", None) == run and not isinstance(item, Submit | End):
         return type(item).__name__.lower()
     return ""

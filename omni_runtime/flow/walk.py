@@ -39,6 +39,7 @@ class Walk:
         self.now = 0.0
         self.out: list[Command] = []
         self.events: list[Event] = []
+        self.ends: list[End] = []  # told in the stories of runs
         self.todo: deque[Node] = deque()
 
     # -- Looking
@@ -222,7 +223,9 @@ class Walk:
             if node.state is not None and not node.done:
                 node.summary = _summary(node)
             usage[node.name] = node.summary.usage
-        self.out.append(End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage))
+        end = End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage)
+        self.out.append(end)
+        self.ends.append(end)
         self.events.append(Closed(run.id))
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
-from world import CURSES, LIMITS, Ask, Curse, World, curses, request
+from watch import Watch, say
+from world import CURSES, LIMITS, PROGRAMS, Ask, Curse, World, curses, request
 
 from omni_runtime.core import Core
 from omni_runtime.work import Broken, End, ExecutorUp, RunBatch
@@ -131,3 +135,38 @@ def test_an_executor_without_a_pool_for_an_expert() -> None:
     core.feed(0.0, ExecutorUp("y", ("toy/mot",), {"toy/mot": 4}))
     out = core.feed(0.0, request(2, Ask(7, 1, 3, 7, 1)))
     assert [c.executor for c in out if isinstance(c, RunBatch)] == ["y"]
+
+
+def test_the_log_keeps_no_inputs_alive() -> None:
+    """`story` needs a line about a request, not its pictures and sound: thousands of requests are remembered."""
+
+    class Picture(list[int]):
+        pass
+
+    sim = Watch(stops=0)
+    picture = Picture([1, 2, 3])
+    gone = weakref.ref(picture)
+    sim.submit(PROGRAMS["paint"], messages=picture, outputs=("image",))
+    del picture
+    sim.finish_all()
+    say(sim, tokens=1)
+    sim.batches.clear()
+    sim.finish_all()
+    gc.collect()
+    assert gone() is None
+    assert "submit paint for image" in sim.core.story(1)[0]
+
+
+def test_story_tells_the_end_and_why() -> None:
+    """A request that had ended told "is not alive", whatever had ended it."""
+    sim = Watch(stops=0)
+    done, stopped = say(sim, tokens=2), say(sim, tokens=20)
+    large = say(sim, prompt=64)
+    sim.cancel(stopped.run)
+    sim.finish_all()
+    for handle, told in (
+        (done, "ended: done"),
+        (stopped, "ended: cancelled"),
+        (large, "ended: too_large, think: think: the prompt"),
+    ):
+        assert any(told in line for line in sim.core.story(handle.run)), (told, sim.core.story(handle.run))
