@@ -210,8 +210,10 @@ class Walk:
 
     def fail(self, run: Run, node: Node, error: Exception) -> None:
         """An exception of a loop ends its run; only its text is kept."""
-        reason = "too_large" if isinstance(error, RequestTooLarge) else "failed"
-        self.end(run, reason, f"{node.name}: {error if reason == 'too_large' else repr(error)}")
+        if isinstance(error, RequestTooLarge):
+            self.end(run, "too_large", str(error))
+        else:
+            self.end(run, "failed", f"{node.name}: {error!r}")
 
     def end(self, run: Run, reason: str, detail: str = "") -> None:
         """The caller knows at once; the books close when the units in flight are back."""
