@@ -39,7 +39,7 @@ def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -
     for expert in group:
         least = sum(c.least for c in claims if c.expert == expert)
         if least:
-            short += max(0, least - (ex.ledgers[expert].total if expert in ex.ledgers else 0))
+            short += max(0, least - ex.ledgers[expert].total)
     return short
 
 
@@ -51,8 +51,7 @@ def rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
     granted: dict[str, int] = {}
     for expert in dict.fromkeys(c.expert for c in run.claims or ()):
         claims = [c for c in run.claims or () if c.expert == expert]
-        pool = executors[run.homes[expert]].ledgers.get(expert)
-        total = pool.total if pool else 0
+        total = executors[run.homes[expert]].ledgers[expert].total
         least = sum(c.least for c in claims)
         if least > total:
             return f"needs at least {least} KV blocks of expert {expert!r}, its pool on {run.homes[expert]!r} has {total}"

@@ -70,7 +70,6 @@ def play(seed: int, longest: int = 60) -> World:
     r = random.Random(seed)
     with curses():
         world = World(blocks=r.choice(POOLS), max_runs=r.choice((2, 5, 20_000, 20_000)))
-        world.trace = []
         world.turn(world.host(None, r.randint(1, 2)))
         for _ in range(r.randint(5, longest)):
             burst = [draw(r) for _ in range(r.choice((1, 1, 1, 2, 3)))]
