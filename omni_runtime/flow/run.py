@@ -31,7 +31,6 @@ class Node:
         "ctx",
         "done",
         "full",
-        "home",
         "loop",
         "name",
         "offered",
@@ -69,7 +68,6 @@ class Node:
         self.busy = False  # its unit is in flight
         self.queued = False  # is on the list of nodes to look at
         self.done = False
-        self.home: str | None = None  # executor that keeps its state
         self.units = 0
         self.summary = Summary()
 

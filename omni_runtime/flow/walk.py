@@ -16,7 +16,6 @@ from omni_runtime.work import (
     Closed,
     Command,
     Done,
-    Drop,
     End,
     Event,
     LoopDone,
@@ -193,10 +192,7 @@ class Walk:
             reader.detach()
             self.release(reader.channel.collect())
         self._reoffer_sources(node)
-        self.events.append(LoopDone(run.id, node.name))
-        if node.home:
-            self.out.append(Drop(node.home, ((run.id, node.name),)))
-            node.home = None
+        self.events.append(LoopDone(run.id, node.name, node.loop.held(node.state)))
         for route in node.routes.values():
             if route.channel is not None:
                 route.channel.close("done")
