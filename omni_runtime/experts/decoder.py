@@ -228,9 +228,9 @@ class DecoderLM:
             span.cache.length = span.start
             span.cache.reserve(run.stop)
         # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
-        caches = [span.cache for span in spans]
-        written = list(zip(*(cache.views(run.start, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
-        seen = list(zip(*(cache.views(0, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
+        reach = [(span.cache, run) for span, run in zip(spans, positions, strict=True)]
+        written = list(zip(*(cache.views(run.start, run.stop) for cache, run in reach), strict=True))
+        seen = list(zip(*(cache.views(0, run.stop) for cache, run in reach), strict=True))
         attends = [self._attend(span.start, len(span.tokens)) for span in spans]
         turned = config.heads + config.kv_heads
 
@@ -259,8 +259,8 @@ class DecoderLM:
             h_TD, x_TD = add_rms_norm(delta_TD, x_TD, after_D, config.eps)
         ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
         logits_RV = self._head(h_TD[ends]) if ends else h_TD.new_empty(0, config.vocab)
-        for span, run in zip(spans, positions, strict=True):
-            span.cache.length = run.stop
+        for cache, run in reach:
+            cache.length = run.stop
         return logits_RV, h_TD
 
     def _attend(self, start: int, count: int) -> Attend:
