@@ -199,7 +199,7 @@ class DecoderLM:
 
         Raises:
             RequestError: it is empty, a token is not in the vocabulary, or it ends beyond the last position.
-            AssertionError: it starts beyond what its cache holds (a bug of the caller).
+            AssertionError: it starts beyond what its cache holds: a bug of the caller.
         """
         assert 0 <= span.start <= span.cache.length, f"span starts at {span.start}, its cache holds {span.cache.length} positions"
         if not span.tokens:
@@ -217,6 +217,8 @@ class DecoderLM:
         Caches are written at the positions of their span and then end with it: running a span again is harmless, and a lower
         `start` forgets what came after. After an exception they hold the positions before `start`. For errors see `check`.
         """
+        assert spans, "no spans"
+        assert len({id(span.cache) for span in spans}) == len(spans), "two spans of one sequence in a batch"
         for span in spans:
             self.check(span)
         config = self.config

@@ -34,9 +34,11 @@ class TextLM:
 
         Raises:
             RequestError: a row that no request may ask for. No cache has changed then.
-            AssertionError: a row starts beyond its cache.
+            AssertionError: a row starts beyond its cache, or two rows are of one loop.
             FloatingPointError: a row's logits are not numbers.
         """
+        if not rows:
+            return []
         steps: list[ArStep] = []
         for row in rows:
             if not isinstance(row.payload, ArStep):

@@ -122,8 +122,11 @@ def test_a_wrong_span_is_refused_before_anything_is_written(model: DecoderLM, to
 
 
 def test_a_gap_is_a_bug_of_the_caller(model: DecoderLM) -> None:
+    cache = model.cache()
     with pytest.raises(AssertionError, match="span starts at 1, its cache holds 0"):
-        model.forward([Span(model.cache(), 1, [5])])
+        model.forward([Span(cache, 1, [5])])
+    with pytest.raises(AssertionError, match="two spans of one sequence"):
+        model.forward([Span(cache, 0, [5]), Span(cache, 0, [5])])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

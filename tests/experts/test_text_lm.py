@@ -49,6 +49,7 @@ def test_prompt_chunks_draw_nothing_and_decodes_draw(expert: TextLM) -> None:
     loud = one(expert, slots, row(1, 4, prompt[4:], 0))
     assert loud.piece == PIECES[loud.token]
     assert slots.counts == (1, 0)
+    assert expert.ops["forward"]([], slots) == []
     slots.drop(1, "think")
     assert slots.counts == (0, 0)
 
