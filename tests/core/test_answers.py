@@ -206,7 +206,7 @@ def test_a_marked_segment_is_spoken_without_look_ahead() -> None:
         sim.step()
     assert handle.end is None
     frames = [row.payload for batch in sim.batches if batch.op == "decode_audio" for row in batch.rows]
-    assert [(f.start, f.size, f.last) for f in frames] == [(0, 2, False)]
+    assert [(f.start, f.size, len(f.frames), f.last) for f in frames] == [(0, 2, 2, False)]
 
 
 # -- Hand-offs
