@@ -73,6 +73,7 @@ class Flow(Walk):
         members = flight[1]
         if len(item.results) != len(members):
             self.flying[item.batch] = flight
+            self.release(dict.fromkeys(ref for result in item.results for refs in result.tensors.values() for ref in refs))
             self._broken(Broken(item.executor, item.batch, f"{len(members)} rows gave {len(item.results)} results"))
             return
         self.events.append(BatchDone(item.batch, item.seconds))

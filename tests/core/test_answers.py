@@ -10,6 +10,7 @@ from watch import Watch, say, scripted
 from world import CARDS, PROGRAMS
 
 from omni_runtime.executors.simulated import SimulatedExecutor
+from omni_runtime.program import Program
 from omni_runtime.work import StepResult
 
 FORWARD = ("toy/mot", "forward")
@@ -205,4 +206,39 @@ def test_a_marked_segment_is_spoken_without_look_ahead() -> None:
         sim.step()
     assert handle.end is None
     frames = [row.payload for batch in sim.batches if batch.op == "decode_audio" for row in batch.rows]
-    assert [(f.start, f.size, f.last) for f in frames] == [(0, 2, False)]
+    assert [(f.start, f.size, len(f.frames), f.last) for f in frames] == [(0, 2, 2, False)]
+
+
+# -- Hand-offs
+
+
+def cascade(mode: Any, capacity: int | None) -> Program:
+    p = Program("p", CARD)
+    prompt = p.call("tokenize", p.input("messages"))
+    thought = p.loop("think", prompt=prompt)
+    talk = p.loop("talk", prompt=prompt, conditioning=p.handoff(thought.hidden, mode, capacity))
+    p.output("audio", p.loop("chant", frames=p.handoff(talk.tokens, mode, capacity)).samples)
+    return p
+
+
+def clauses(mode: Any, capacity: int | None) -> Program:
+    p = Program("p", CARD)
+    thought = p.loop("think", prompt=p.call("tokenize", p.input("messages")))
+    utter = p.loop("utter", text=p.handoff(thought.text, mode, capacity))
+    p.output("audio", p.loop("speak", frames=p.handoff(utter.frames, mode, capacity)).samples)
+    return p
+
+
+@pytest.mark.parametrize("build", [cascade, clauses])
+@pytest.mark.parametrize("seed", range(5))
+def test_streamed_or_whole_the_answer_is_the_same(build: Any, seed: int) -> None:
+    """Cases 14 and 22: when things arrive, and how many together, is not data."""
+    answers = []
+    for mode, capacity in (("full", None), ("stream", None), ("stream", 1), ("stream", 3)):
+        sim = Watch(stops=31)
+        handle = sim.submit(build(mode, capacity), messages="m", seed=seed, think={"max_tokens": 20})
+        sim.finish_all()
+        assert handle.end.reason == "done"
+        answers.append(handle.chunks)
+    assert answers[0]["audio"]
+    assert all(answer == answers[0] for answer in answers)

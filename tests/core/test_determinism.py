@@ -12,12 +12,14 @@ import pytest
 from search import play
 from world import CARDS, CHOICES, CURSES, LIMITS, Ask, curses, request, solo
 
+import omni_runtime
 from omni_runtime.card import OpLimits
 from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.sim import SimHandle, Simulation
 
 HERE = Path(__file__).resolve().parent
+PACKAGE = str(Path(omni_runtime.__file__).resolve().parents[1])
 WORLDS = range(20)
 PRINT_DIGEST = "import sys; sys.path[:0] = sys.argv[1:]; from test_determinism import digest; print(digest())"
 
@@ -26,7 +28,7 @@ def digest() -> str:
     """Of every command in twenty random worlds, in order."""
     seen = hashlib.sha256()
     for seed in WORLDS:
-        for _, _, commands in play(seed, longest=30).history:
+        for _, _, commands in play(seed, longest=15).history:
             seen.update(repr(commands).encode())
     return seen.hexdigest()
 
@@ -34,7 +36,7 @@ def digest() -> str:
 def elsewhere(hash_seed: int) -> str:
     """The digest as another process with other string hashes finds it."""
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_DIGEST, str(HERE), str(HERE.parents[1])],
+        [sys.executable, "-c", PRINT_DIGEST, str(HERE), PACKAGE],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         capture_output=True,
         text=True,

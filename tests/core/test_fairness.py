@@ -64,7 +64,7 @@ def test_low_priority_waits_its_patience_and_no_longer() -> None:
     sim.step(10)
     low = say(sim, tokens=3, priority="low")
     ready, waits = sim.now, []
-    while low.end is None and sim.now < 20:
+    while low.end is None and sim.now < 7:
         before = len(sim.where(low.run))
         sim.step()
         if len(sim.where(low.run)) > before:

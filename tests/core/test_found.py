@@ -7,10 +7,11 @@ import weakref
 
 import pytest
 from watch import Watch, say
-from world import CURSES, LIMITS, PROGRAMS, Ask, Curse, World, curses, request
+from world import CARDS, CURSES, LIMITS, PROGRAMS, Ask, Curse, World, curses, request
 
 from omni_runtime.core import Core
-from omni_runtime.work import Broken, End, ExecutorUp, RunBatch
+from omni_runtime.executors.simulated import SimulatedExecutor
+from omni_runtime.work import Answer, Broken, End, ExecutorUp, RunBatch
 
 TWINS = Ask(choice=11, seed=1, prompt=3, most=4, steps=1)
 
@@ -170,3 +171,32 @@ def test_story_tells_the_end_and_why() -> None:
         (large, "ended: too_large, think: the prompt"),
     ):
         assert any(told in line for line in sim.core.story(handle.run)), (told, sim.core.story(handle.run))
+
+
+def test_the_room_of_an_answer_does_not_depend_on_who_else_is_there() -> None:
+    """Of two replicas the one with less to do was taken; with pools of two sizes, the answer then ended where its pool did."""
+    counts = []
+    for others in range(3):
+        executors = [SimulatedExecutor(name, *CARDS, blocks=blocks, stops=0) for name, blocks in (("small", 5), ("large", 12))]
+        sim = Watch(*executors)
+        for _ in range(others):
+            say(sim, prompt=2, tokens=3)
+        handle = say(sim, prompt=10, tokens=None)
+        sim.finish_all()
+        counts.append(handle.end.usage["think"]["completion_tokens"])
+    assert counts == [12 * 4 - 10 + 1] * 3
+
+
+def test_tensors_of_a_wrong_number_of_results_are_released() -> None:
+    """An op that gives a result too many has kept tensors for them: nobody will ever read these."""
+    sim = Watch(stops=0)
+    handle = sim.submit(PROGRAMS["cascade2"], messages="m", outputs=("audio",))
+    sim.step()
+    assert sim.batches[-1].rows[0].payload.hidden
+    sim.finish.clear()
+    report = sim.executors["x"].run(sim.mail["x"].popleft())
+    assert sim.executors["x"].slots.counts[1] > 0
+    sim.feed(Answer("x", report.batch, [*report.results, *report.results]))
+    assert handle.end.reason == "failed"
+    assert "1 rows gave 2 results" in handle.end.detail
+    sim.finish_all()

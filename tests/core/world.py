@@ -355,7 +355,7 @@ class World(Simulation):
     def drain(self) -> None:
         """Heals the world and demands that everybody ends as it must."""
         self.turn(self.host(None, 1))
-        budget = 20_000
+        budget = 4_000
         while self.flight:
             self.turn(self.answer(budget), later=0.001)
             budget -= 1
