@@ -33,6 +33,7 @@ class Runtime:
         max_requests: live requests before new ones are refused as overload.
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
+        prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
     Raises:
         CardError, CheckpointError, MissingExtra: a card cannot be loaded.
@@ -49,6 +50,7 @@ class Runtime:
         max_requests: int = 20_000,
         slots: int = 1,
         threads: int | None = None,
+        prefix_cache: bool = True,
     ) -> None:
         cards = list(cards)
         self.cards = {card.name: card for card in cards}
@@ -57,7 +59,7 @@ class Runtime:
         if executor not in ("thread", "loopback"):
             raise CardError(f"executor={executor!r}: " + unknown("executor", executor, ("thread", "loopback")))
         if executors is None:
-            made = _executors(cards, device, kv_bytes, slots, threads)
+            made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
         self._engine = Engine(Core(batch_limits(*cards), max_requests), executors, time.monotonic)
@@ -130,7 +132,9 @@ class Runtime:
         self.close()
 
 
-def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: int, threads: int | None) -> list[ThreadExecutor]:
+def _executors(
+    cards: Sequence[ModelCard], device: str, kv_bytes: int, *, slots: int, threads: int | None, reuse: bool
+) -> list[ThreadExecutor]:
     """One thread for the host's experts and one for the device's."""
     made = []
     for place, name, where in (("host", "host#1", "cpu"), ("device", f"{device.replace(':', '')}#1", device)):
@@ -143,5 +147,10 @@ def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: in
                     per_block = spec.bytes_per_position * spec.block
                     pools[f"{card.name}/{loop.expert}"] = kv_bytes // per_block if per_block else 1 << 16
         if experts:
-            made.append(ThreadExecutor(name, experts, pools, where, slots, threads if place == "device" else None))
+            on_device = place == "device"
+            made.append(
+                ThreadExecutor(
+                    name, experts, pools, where, slots=slots, threads=threads if on_device else None, reuse=reuse and on_device
+                )
+            )
     return made
