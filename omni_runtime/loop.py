@@ -82,6 +82,10 @@ class Loop(Protocol[S]):
         """Usage and finish reason, once `next` has said Done."""
         ...
 
+    def forkable(self, s: S) -> bool:
+        """Whether other samples of the request may begin now, with what this one has computed so far."""
+        ...
+
     def held(self, s: S) -> tuple[bytes, ...]:
         """Digests of all text whose KV the loop holds, block by block, if another loop may begin with it."""
         ...
@@ -92,6 +96,9 @@ class Fixed:
 
     def claim(self, ctx: Context) -> tuple[int, int]:
         return ctx.spec.state_blocks, ctx.spec.state_blocks
+
+    def forkable(self, s: Any) -> bool:
+        return True
 
     def held(self, s: Any) -> tuple[bytes, ...]:
         return ()

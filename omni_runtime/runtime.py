@@ -70,6 +70,7 @@ class Runtime:
         *,
         outputs: Sequence[str] | str | None = None,
         seed: int | None = None,
+        n: int = 1,
         priority: Literal["high", "normal", "low"] = "normal",
         label: str = "",
         **given: Any,
@@ -80,6 +81,7 @@ class Runtime:
             program: what to run; its cards must be loaded.
             outputs: the outputs that are wanted; loops that serve none of them do not run. All by default.
             seed: 0 .. 2**63-1. The same seed gives the same answer, alone or in a crowd. One is drawn if there is none.
+            n: how many samples; they share all work before the first draw, and sample i has seed + i.
             priority: how long the request's steps may wait for others'.
             label: the caller's own name for the request.
             given: the program's inputs by name; parameters of loops, either `think={"max_tokens": 8}` or, where one loop
@@ -101,14 +103,16 @@ class Runtime:
         run = next(self._ids)
         wanted = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         request, submit = resolve(
-            run, program, secrets.randbelow(SEEDS), given, outputs=wanted, seed=seed, priority=priority, label=label
+            run, program, secrets.randbelow(SEEDS), given, outputs=wanted, seed=seed, n=n, priority=priority, label=label
         )
         kinds = {}
+        steps = {step.name: step for step in submit.plan.steps}
         for name in submit.plan.outputs:
             port = program.outputs[name]
             spec = program.spec(port.node)
-            kinds[name] = OutputKind(spec.ports[port.port].type, getattr(spec, "sample_rate", 0))
-        handle = Handle(run, request.label, submit.seed, kinds, time.monotonic(), self._engine.cancel)
+            shared = not (steps[port.node].apart or spec.draws)
+            kinds[name] = OutputKind(spec.ports[port.port].type, shared, getattr(spec, "sample_rate", 0))
+        handle = Handle(run, request.label, submit.seed, submit.n, kinds, time.monotonic(), self._engine.cancel)
         self._engine.submit(submit, handle)
         return handle
 

@@ -262,6 +262,7 @@ class Submit(Struct, frozen=True):
     params: dict[str, Any]  # by node
     seed: int
     priority: int = 1
+    n: int = 1  # samples; sample i has seed + i
 
 
 class Cancel(Struct, frozen=True):
@@ -277,6 +278,7 @@ class Chunk(Struct, frozen=True):
     output: str
     start: int
     items: Any
+    sample: int = 0
 
 
 class OutputEnd(Struct, frozen=True):
@@ -285,6 +287,7 @@ class OutputEnd(Struct, frozen=True):
     run: int
     output: str
     summary: Summary
+    sample: int = 0
 
 
 class End(Struct, frozen=True):

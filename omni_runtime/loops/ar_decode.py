@@ -137,5 +137,8 @@ class ArDecodeLoop:
         counts = {"prompt_tokens": s.prompt, "completion_tokens": len(s.tokens) - s.prompt}
         return Summary(s.finish, counts | {"cached_tokens": s.reused} if s.reused else counts)
 
+    def forkable(self, s: ArState) -> bool:
+        return s.cached >= s.prompt or bool(s.finish)
+
     def held(self, s: ArState) -> tuple[bytes, ...]:
         return chain(s.tokens[: s.cached], s.ctx.block) if s.chain else ()
