@@ -123,7 +123,7 @@ class Simulation:
         """As `Runtime.submit`; parameters of `Request` and of the loops are keywords."""
         fields: Mapping[str, Any] = {k: given.pop(k) for k in ("outputs", "priority", "label", "n") if k in given}
         run = len(self.handles) + 1
-        _, submit = resolve(run, program, seed, given, **fields)
+        _, submit = resolve(run, program, 0, given, seed=seed, **fields)
         handle = self.handles[run] = SimHandle(run, self.now)
         self.feed(submit)
         return handle
