@@ -164,4 +164,4 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
                 except RequestError as e:
                     raise RequestError(f"{edge.port.port}: {e}") from None
     chosen = fallback if request.seed is None else request.seed
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority])
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.label)

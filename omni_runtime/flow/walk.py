@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from omni_runtime.channel import Reader
 from omni_runtime.errors import RequestTooLarge
 from omni_runtime.flow.run import Node, Run
 from omni_runtime.scheduler.rank import due
 from omni_runtime.work import (
+    Blocked,
     Chunk,
     Claim,
     Claimed,
@@ -26,19 +28,24 @@ from omni_runtime.work import (
     StepResult,
     TensorRef,
     UnitReady,
+    Wait,
     Withdrawn,
     WorkUnit,
 )
 
 
 class Walk:
-    """The verbs on nodes. Events for the scheduler gather in `events`, commands for the world in `out`."""
+    """The verbs on nodes. Events for the scheduler gather in `events`, commands for the world in `out`.
+
+    With `observed`, `events` also holds why loops offer nothing; the core takes that out before the scheduler sees it.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[int, Run] = {}
         self.now = 0.0
         self.out: list[Command] = []
-        self.events: list[Event] = []
+        self.events: list[Event | Blocked] = []
+        self.observed = False
         self.todo: deque[Node] = deque()
 
     # -- Looking
@@ -71,7 +78,12 @@ class Walk:
             self._stop(node)
             return
         had = node.unit
-        node.unit = unit = step if type(step) is WorkUnit else None
+        if type(step) is WorkUnit:
+            node.unit = unit = step
+        else:
+            node.unit = unit = None
+            if self.observed and type(step) is Wait:
+                self._blocked(node, "input", [node.readers[step.reader]])
         self.offer(node)
         if node.sources and (unit is None) is not (had is None):
             self._reoffer_sources(node)  # whether this node may run decides who is held back
@@ -79,6 +91,8 @@ class Walk:
     def _prime(self, node: Node) -> bool:
         for reader in node.full:
             if reader.channel.closed is None:
+                if self.observed:
+                    self._blocked(node, "input", [reader])
                 return False
         try:
             node.state = node.loop.init(node.ctx)
@@ -104,6 +118,8 @@ class Walk:
         unit = node.unit
         if unit is not None and node.streams and node.held_back():
             unit = None
+            if self.observed:
+                self._blocked(node, "reader", [r for r in node.streams if r.attached and r.filled])
         old = node.offered
         if unit is None:
             if old is not None:
@@ -112,6 +128,10 @@ class Walk:
         elif old is None or old.hi != unit.hi or old.at != unit.at:
             node.offered = unit
             self.events.append(UnitReady(unit, due(self.now, node.run.priority)))
+
+    def _blocked(self, node: Node, why: str, readers: list[Reader]) -> None:
+        names = [r.node.name if why == "reader" else getattr(r.channel.source, "name", "the request") for r in readers]
+        self.events.append(Blocked(node.run.id, node.name, why, tuple(names)))
 
     def _reoffer_sources(self, node: Node) -> None:
         for reader in node.sources:
