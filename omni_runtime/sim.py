@@ -67,7 +67,11 @@ class Simulation:
     """
 
     def __init__(
-        self, *executors: SimulatedExecutor, cards: tuple[ModelCard, ...], max_runs: int = 20_000, observers: Iterable[Observer] = ()
+        self,
+        *executors: SimulatedExecutor,
+        cards: tuple[ModelCard, ...],
+        max_runs: int = 20_000,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.core = Core(batch_limits(*cards), max_runs, observers)
         self.now = 0.0

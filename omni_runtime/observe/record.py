@@ -37,16 +37,10 @@ class BatchFact(Struct, eq=False):
     units: int
     size: int  # summed over the units
     dispatched: float
+    started: float  # when it began to compute: it may have lain in the mailbox for a while
     answered: float | None = None
     seconds: float = 0.0  # that the executor measured
     outcome: str = ""  # done | broken | lost; nothing while it runs
-
-    @property
-    def started(self) -> float:
-        """When it began to compute: it may have lain in the mailbox for a while."""
-        if self.answered is None or not self.seconds:
-            return self.dispatched
-        return max(self.dispatched, self.answered - self.seconds)
 
 
 class UnitFact(Struct, eq=False):
@@ -102,14 +96,18 @@ class UnitFact(Struct, eq=False):
         if self.blocked == "input" and self.since < self.ready:
             parts.append(f"before it was ready its loop waited for {', '.join(self.on)}")
         elif self.blocked == "reader" and self.since < self.ready:
-            parts.append(f"before it was ready its loop was held back by {', '.join(self.on)}, which had not taken what was there")
+            parts.append(
+                f"before it was ready its loop was held back by {', '.join(self.on)}, which had not taken what was there"
+            )
         if self.memory > self.ready:
             parts.append("waited for memory")
         if self.batch.dispatched > self.memory:
             if self.behind:
                 parts.append(f"waited for {self.batch.executor}, busy with batch {self.behind}")
             if self.beaten:
-                parts.append(f"{self.beaten} batch{'es' * (self.beaten > 1)} of other groups went first: more urgent, or this one was in flight")
+                parts.append(
+                    f"{self.beaten} batch{'es' * (self.beaten > 1)} of other groups went first: more urgent, or this one was in flight"
+                )
             if self.full:
                 parts.append(f"{self.full} batch{'es' * (self.full > 1)} of its group had no room for it")
         elif self.memory == self.ready:

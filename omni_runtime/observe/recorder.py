@@ -100,6 +100,7 @@ class Recorder:
         self._runs: dict[int, _Run] = {}
         self._flying: dict[int, tuple[BatchFact, list[_Loop]]] = {}
         self._recent: dict[str, deque[BatchFact]] = {}  # executor -> its last batches
+        self._free: dict[str, float] = {}  # executor -> when its last batch was answered
         self._batch = 0  # number of the last batch
         self._lock = Lock()
 
@@ -198,7 +199,7 @@ class Recorder:
         for row in command.rows:
             size += row.size
         loops: list[_Loop] = []
-        batch = BatchFact(command.batch, command.executor, command.expert, command.op, (), len(command.rows), size, now)
+        batch = BatchFact(command.batch, command.executor, command.expert, command.op, (), len(command.rows), size, now, now)
         recent = self._recent.get(command.executor)
         if recent is None:
             recent = self._recent[command.executor] = deque(maxlen=LOOK_BACK)
@@ -235,7 +236,10 @@ class Recorder:
     def _back(self, now: float, number: int, outcome: str, seconds: float = 0.0) -> list[_Loop]:
         batch, loops = self._flying.pop(number, (None, []))
         if batch is not None:  # a batch whose members had all ended was never sent
+            free = self._free.get(batch.executor, 0.0)  # it answers in order, so nothing of this batch ran before
+            batch.started = max(batch.dispatched, free, now - seconds if seconds else 0.0)
             batch.seconds, batch.outcome, batch.answered = seconds, outcome, now
+            self._free[batch.executor] = now
             for loop in loops:
                 if loop.now.state == "runs":
                     loop.now.state, loop.now.on = "input", ()
@@ -259,6 +263,7 @@ class Recorder:
         for number in [n for n, (batch, _) in self._flying.items() if batch.executor == word.executor]:
             self._back(now, number, "lost")
         self._recent.pop(word.executor, None)
+        self._free.pop(word.executor, None)
 
     def _end(self, now: float, command: End) -> None:
         run = self._runs.pop(command.run)

@@ -1,6 +1,5 @@
-"""The same as Trace Event Format, for Perfetto and chrome://tracing: a process per executor, a thread per loop there.
-
-A second group of processes, one a request with a thread per loop, shows what its units waited for.
+"""The same as Trace Event Format, for Perfetto and chrome://tracing: a process per request with a thread per loop, and
+a process per executor with a thread per op; arrows lead from a unit to the batch that it was computed in.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ class _Out:
         self.names: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.processes: dict[str, int] = {}
-        self.threads: dict[tuple[int, str, int], int] = {}
-        self.sent: set[tuple[int, str]] = set()  # batches that have their bar: (number, loop)
+        self.threads: dict[tuple[int, str], int] = {}
+        self.counts: dict[int, int] = {}  # threads by process
+        self.sent: set[int] = set()  # batches that have their bar
 
     def process(self, pid: int, name: str) -> int:
         self._name(pid, 0, "process_name", name)
@@ -56,12 +56,11 @@ class _Out:
             self.processes[name] = self.process(len(self.processes) + 1, f"executor {name}")
         return self.processes[name]
 
-    def thread(self, pid: int, name: str, lane: int = 0) -> int:
-        """Bars of one thread may not overlap, so units of one batch lie on lanes of their own."""
-        key = (pid, name, lane)
+    def thread(self, pid: int, name: str) -> int:
+        key = (pid, name)
         if key not in self.threads:
-            self.threads[key] = sum(1 for p, _, _ in self.threads if p == pid) + 1
-            self._name(pid, self.threads[key], "thread_name", name + f" ({lane + 1})" * bool(lane))
+            self.threads[key] = self.counts[pid] = self.counts.get(pid, 0) + 1
+            self._name(pid, self.threads[key], "thread_name", name)
         return self.threads[key]
 
     def bar(self, pid: int, tid: int, name: str, category: str, begin: float, end: float, args: dict[str, Any]) -> None:
@@ -123,9 +122,10 @@ def _unit(out: _Out, unit: UnitFact, record: Record, start: float) -> None:
         out.bar(pid, tid, "waits", "wait", unit.ready - start, begin, {"why": unit.why})
     out.bar(pid, tid, unit.told, "unit", begin, end, args)
     here = out.executor(batch.executor)
-    lane = out.thread(here, f"{unit.loop} {batch.op}", 0)
-    if (batch.number, unit.loop) not in out.sent:
-        out.sent.add((batch.number, unit.loop))
-        out.bar(here, lane, f"{unit.loop} x{batch.units}", "batch", begin, end, {"batch": batch.number, "op": args["op"]})
+    ops = out.thread(here, f"{batch.expert}.{batch.op}")
+    if batch.number not in out.sent:
+        out.sent.add(batch.number)
+        about = {"batch": batch.number, "units": batch.units, "size": batch.size, "outcome": batch.outcome or "in flight"}
+        out.bar(here, ops, f"{batch.op} x{batch.units}", "batch", begin, end, about)
     out.arrow(number, pid, tid, begin, False)
-    out.arrow(number, here, lane, begin, True)
+    out.arrow(number, here, ops, begin, True)
