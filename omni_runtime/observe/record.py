@@ -93,28 +93,27 @@ class UnitFact(Struct, eq=False):
     def why(self) -> str:
         """Why it ran when it did and not before, as one sentence."""
         parts = []
-        if self.blocked == "input" and self.since < self.ready:
-            parts.append(f"before it was ready its loop waited for {', '.join(self.on)}")
-        elif self.blocked == "reader" and self.since < self.ready:
-            parts.append(
-                f"before it was ready its loop was held back by {', '.join(self.on)}, which had not taken what was there"
-            )
+        if self.blocked and self.since < self.ready:
+            how = "waited for items of" if self.blocked == "input" else "was held back by"
+            parts.append(f"before, its loop {how} {', '.join(self.on)}")
         if self.memory > self.ready:
             parts.append("waited for memory")
         if self.batch.dispatched > self.memory:
             if self.behind:
                 parts.append(f"waited for {self.batch.executor}, busy with batch {self.behind}")
             if self.beaten:
-                parts.append(
-                    f"{self.beaten} batch{'es' * (self.beaten > 1)} of other groups went first: more urgent, or this one was in flight"
-                )
+                parts.append(f"{self.beaten} {_batches(self.beaten)} of other groups went first")
             if self.full:
-                parts.append(f"{self.full} batch{'es' * (self.full > 1)} of its group had no room for it")
+                parts.append(f"{self.full} {_batches(self.full)} of its group had no room for it")
         elif self.memory == self.ready:
             parts.append("ran at once")
         if self.alone:
             parts.append("alone, since a batch with it broke")
         return "; ".join(parts)
+
+
+def _batches(n: int) -> str:
+    return "batch" if n == 1 else "batches"
 
 
 class Record(Struct):

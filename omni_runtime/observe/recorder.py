@@ -69,7 +69,8 @@ class _Loop:
         self.offer: WorkUnit | None = None
         self.ready = self.due = self.since = 0.0
         self.behind = 0  # batches that had been dispatched when it was ready
-        self.blocked, self.on = "", ()
+        self.blocked = ""
+        self.on: tuple[str, ...] = ()
         self.suspect = -1  # progress that it must pass alone
         self.drawing = False  # the unit in flight draws a token
         self.at = 0

@@ -177,8 +177,9 @@ function text(words, px, y, room, fill, font) {
   ink.font = font || "12px system-ui, 'DejaVu Sans', sans-serif";
   ink.fillStyle = fill;
   ink.textBaseline = "middle";
-  let cut = String(words).slice(0, 200);
-  while (cut.length > 1 && ink.measureText(cut).width > room) cut = cut.slice(0, Math.min(cut.length - 1, Math.floor(cut.length * .9))).replace(/…$/, "") + "…";
+  const all = String(words).slice(0, 200);
+  let keep = all.length, cut = all;
+  while (keep > 0 && ink.measureText(cut).width > room) { keep = Math.min(keep - 1, Math.floor(keep * .9)); cut = all.slice(0, keep) + "…"; }
   if (room > 8) ink.fillText(cut, px, y);
   return ink.measureText(cut).width;
 }
@@ -188,7 +189,7 @@ function axis() {
   const step = [1, 2, 5, 10].map(m => m * ten).find(s => s >= want);
   const ticks = [];
   for (let at = Math.ceil(Math.max(0, view.a) / step) * step; at <= view.b; at += step) ticks.push(at);
-  const unit = step >= 1e6 ? [1e6, " s"] : step >= 1e3 || view.b > 5e4 ? [1e3, " ms"] : [1, " µs"];
+  const unit = step >= 1e6 || view.b > 2e6 ? [1e6, " s"] : step >= 1e3 || view.b > 5e4 ? [1e3, " ms"] : [1, " µs"];
   const digits = Math.max(0, -Math.floor(Math.log10(step / unit[0]) + 1e-9));
   for (const at of ticks) text((at / unit[0]).toFixed(digits) + unit[1], x(at) + 4, OVERVIEW + AXIS / 2, 100, colours.soft, "11px system-ui, 'DejaVu Sans', sans-serif");
   ink.fillStyle = colours.line;
@@ -271,7 +272,8 @@ function paintRow(r, y, ticks) {
       ink.strokeStyle = colours.mark; ink.lineWidth = u === picked || u === hover ? 2 : 1.2;
       ink.strokeRect(a, top, b - a, h);
     }
-    if (b - a > 34 && h > 11) text(data.texts[u[TOLD]], Math.max(a, GUTTER) + 5, top + h / 2 + .5, b - Math.max(a, GUTTER) - 9, "#fff", "600 11px system-ui, 'DejaVu Sans', sans-serif");
+    const left = Math.max(a, GUTTER) + 5, room = b - left - 4, words = data.texts[u[TOLD]];
+    if (h > 11 && room > words.length * 5) text(words, left, top + h / 2 + .5, room, "#fff", "600 11px system-ui, 'DejaVu Sans', sans-serif");
   }
   ink.globalAlpha = 1;
   ink.restore();

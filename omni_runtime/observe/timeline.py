@@ -56,12 +56,11 @@ def table(record: Record, title: str = "") -> dict[str, Any]:
             group = groups((b.expert, b.op, ", ".join(map(str, b.key))))
             times = (at(b.dispatched), at(b.started), at(b.answered))
             rows.append([b.number, executors(b.executor), group, *times, b.units, b.size])
-        units.append(
-            [
-                runs[u.run.id], loops(u.loop), batches[b.number], u.place, u.size, u.lo, u.hi, texts(u.told), at(u.ready), at(u.memory),
-                at(u.due), texts(u.why), texts(u.outcome), at(u.since), ("", "input", "reader").index(u.blocked),
-            ]
-        )  # fmt: skip
+        size = [u.place, u.size, u.lo, u.hi]
+        words = [texts(u.why), texts(u.outcome)]
+        waits = [at(u.since), ("", "input", "reader").index(u.blocked)]
+        who = [runs[u.run.id], loops(u.loop), batches[b.number]]
+        units.append([*who, *size, texts(u.told), at(u.ready), at(u.memory), at(u.due), *words, *waits])
     return {
         "title": title,
         "now": at(record.now),
