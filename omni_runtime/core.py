@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
@@ -17,9 +17,9 @@ from omni_runtime.work import (
     Answer,
     Blocked,
     Broken,
-    Cancel,
     Command,
     Dispatch,
+    End,
     Event,
     ExecutorDown,
     ExecutorUp,
@@ -60,7 +60,6 @@ class Core:
     ) -> None:
         self.observers = list(observers)
         self.flow = Flow()
-        self.flow.observed = bool(self.observers)
         self.scheduler = Scheduler(limits, max_runs)
         self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
 
@@ -74,11 +73,14 @@ class Core:
         flow.now = now
         out: list[Command] = []
         flow.out = out
-        for item in inputs:
-            if type(item) is not Answer:
-                self._log.append((now, _noted(item)))
-            flow.apply(item)
         said: list[Event | Blocked | Instruction] | None = [] if self.observers else None
+        flow.observed = said is not None
+        for item in inputs:
+            if type(item) is Submit:  # without what it carries: thousands are remembered
+                self._log.append((now, replace(item, inputs={}, params={})))
+            elif type(item) is not Answer:
+                self._log.append((now, item))
+            flow.apply(item)
         while True:
             flow.settle()
             events: list[Any] = flow.events
@@ -97,7 +99,11 @@ class Core:
                 if type(order) is Dispatch or type(order) is Admitted:
                     self._log.append((now, order))
                 flow.obey(order)
+        if flow.ends:
+            self._log.extend((now, end) for end in flow.ends)
+            flow.ends = []
         if said is not None:
+            flow.observed = False  # whoever only looks, as `check` does, is not told about
             self._show(now, inputs, said, out)
         return out
 
@@ -110,7 +116,6 @@ class Core:
             except Exception as error:  # whoever looks on must not hurt whoever works
                 self.observers.remove(observer)
                 self._log.append((now, f"observer {type(observer).__name__} raised {error!r} and is told nothing more"))
-        self.flow.observed = bool(self.observers)
 
     def check(self) -> None:
         """Re-derives every book and looks for lost wake-ups and idle executors.
@@ -150,24 +155,11 @@ class Core:
         return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {', '.join(state.open)}")]
 
 
-class _Submitted(Struct, frozen=True):
-    """What the log keeps of a submit: not its inputs, which may be large."""
-
-    run: int
-    told: str
-
-
-def _noted(item: Any) -> Any:
-    if isinstance(item, Submit):
-        return _Submitted(item.run, f"submit {item.plan.program} for {', '.join(item.plan.outputs)}")
-    return item
-
-
 def _tell(item: Any, run: int) -> str:
     if isinstance(item, str):
         return item
-    if isinstance(item, _Submitted):
-        return item.told if item.run == run else ""
+    if isinstance(item, Submit) and item.run == run:
+        return f"submit {item.plan.program} for {', '.join(item.plan.outputs)}"
     if isinstance(item, Dispatch):
         mine = [f"{g.loop} x{g.size}" for g in item.grants if g.run == run]
         beside = f" beside {len(item.grants) - len(mine)}" if len(item.grants) > len(mine) else ""
@@ -178,6 +170,8 @@ def _tell(item: Any, run: int) -> str:
         return f"executor {item.executor} {'up' if isinstance(item, ExecutorUp) else 'down'}"
     if isinstance(item, Admitted) and item.run == run:
         return f"admitted with {sum(item.blocks.values())} blocks"
-    if isinstance(item, Cancel) and item.run == run:
-        return "cancel"
+    if isinstance(item, End) and item.run == run:
+        return f"ended: {item.reason}" + (f", {item.detail}" if item.detail else "")
+    if getattr(item, "run", None) == run and not isinstance(item, Submit | End):
+        return type(item).__name__.lower()
     return ""

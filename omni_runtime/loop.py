@@ -61,7 +61,8 @@ class Loop(Protocol[S]):
         ...
 
     def claim(self, ctx: Context) -> tuple[int, int]:
-        """(least, most) KV blocks that the loop may ever hold; asked after `init` where the inputs are there already."""
+        """(least, most) KV blocks that the loop may ever hold; asked when the run's first loop on an expert with a pool has a
+        step to do, so inputs may be there already or not."""
         ...
 
     def next(self, s: S) -> WorkUnit | Wait | Done:

@@ -115,10 +115,12 @@ class Program:
         """
         program = cls(name, *cards)
         for key, data in nodes.items():
+            if not isinstance(data, Mapping) or not isinstance(data.get("reads", {}), Mapping):
+                raise ProgramError(f"node {key!r}: is a mapping of loop and reads, and reads one of slots, not {data!r}")
             if bad := set(data) - {"loop", "reads"}:
                 raise ProgramError(f"node {key!r}: " + unknown("key", sorted(bad)[0], ("loop", "reads")))
             reads = {slot: _handoff(edge) for slot, edge in data.get("reads", {}).items()}
-            program._add(key, data.get("loop", key), reads, later=True)
+            program._add(key, str(data.get("loop", key)), reads, later=True)
         for key, port in outputs.items():
             program.outputs[key] = _port(port)
         program.check()
@@ -233,6 +235,8 @@ class Program:
             given = self._check_port(f"{where}, slot {slot!r}", edge.port)
             if given not in (None, "any", slots[slot].type) and slots[slot].type != "any":
                 raise ProgramError(f"{where}: slot {slot!r} reads {slots[slot].type!r}, but {edge.port} gives {given!r}")
+            if edge.capacity is not None and (edge.mode or slots[slot].mode) == "full":
+                raise ProgramError(f"{where}: slot {slot!r} waits for the whole of {edge.port}, so it cannot have a capacity")
             if slots[slot].mode == "full" and edge.mode == "stream":
                 raise ProgramError(f"{where}: slot {slot!r} reads the whole of its input; its loop cannot start with a part")
         for slot, spec in slots.items():
@@ -365,6 +369,6 @@ def _port(text: str) -> PortRef:
 def _handoff(edge: str | Mapping[str, Any]) -> HandOff:
     if isinstance(edge, str):
         return HandOff(port=_port(edge))
-    if "port" not in edge:
-        raise ProgramError(f"a hand-off needs a port, not {dict(edge)!r}")
+    if not isinstance(edge, Mapping) or "port" not in edge:
+        raise ProgramError(f"a hand-off is 'node.port' or a mapping with a port, not {edge!r}")
     return HandOff(**{**edge, "port": _port(edge["port"])})

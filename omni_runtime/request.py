@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model, field_validator
 
-from omni_runtime.card import Each, LoopSpec, OneShot, Value
+from omni_runtime.card import DiffusionDenoise, Each, LoopSpec, OneShot, Value
 from omni_runtime.errors import ProgramError, RequestError, unknown
 from omni_runtime.program import Plan, Program
 from omni_runtime.work import Submit
@@ -50,8 +50,8 @@ class AudioParams(Params):
 class DenoiseParams(Params):
     """Number of steps, and the shape of the latent."""
 
-    steps: int = Field(default=20, ge=1)
-    size: tuple[int, ...] = (1,)
+    steps: int = Field(default=20, ge=1)  # at most the card's `max_steps`
+    size: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
 
 
 PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioParams, "diffusion_denoise": DenoiseParams}
@@ -99,12 +99,13 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
         if key in known:
             inputs[key] = value
         elif key in program.nodes:
-            if not isinstance(value, Mapping):
-                raise RequestError(f"{key}: parameters of a loop are a mapping, not {value!r}")
-            params.get(key, {}).update(value)
-            if key not in params:
-                model = params_model(program.spec(key))  # a pruned loop's parameters are checked all the same
-                model(**value)
+            if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+                raise RequestError(f"{key}: parameters of a loop are a mapping from their names, not {value!r}")
+            if key in params:
+                params[key].update(value)
+            else:  # a pruned loop's parameters are checked all the same
+                spec = program.spec(key)
+                _params(params_model(spec), spec, value, key)
         elif len(takers) == 1:
             params[takers[0]][key] = value
         elif takers:
@@ -124,6 +125,8 @@ def _params(model: type[Params], spec: LoopSpec, given: Mapping[str, Any], where
         made = model(**{**spec.defaults, **given})
     except RequestError as e:
         raise RequestError(f"{where}: {e}") from None
+    if isinstance(spec, DiffusionDenoise) and made.steps > spec.max_steps:
+        raise RequestError(f"{where}: steps: at most {spec.max_steps}, as its card says, not {made.steps}")
     return made.model_dump() if isinstance(spec, Each | OneShot) else made
 
 
@@ -137,7 +140,7 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
     return tokens
 
 
-def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], **fields: Any) -> tuple[Request, Submit]:
+def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], /, **fields: Any) -> tuple[Request, Submit]:
     """A submit's arguments as a checked message to the core.
 
     Args:

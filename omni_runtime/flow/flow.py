@@ -72,6 +72,7 @@ class Flow(Walk):
         members = flight[1]
         if len(item.results) != len(members):
             self.flying[item.batch] = flight
+            self.release(dict.fromkeys(ref for result in item.results for refs in result.tensors.values() for ref in refs))
             self._broken(Broken(item.executor, item.batch, f"{len(members)} rows gave {len(item.results)} results"))
             return
         self.events.append(BatchDone(item.batch, item.seconds))
@@ -168,7 +169,6 @@ class Flow(Walk):
     def check(self) -> None:
         """Looks at every node again: whatever would change now is a wake-up that was lost."""
         assert not self.todo and not self.events
-        observed, self.observed = self.observed, False  # observers are not told that somebody looked
         flying = {id(node): node for _, members in self.flying.values() for node, _ in members}
         for run in self.runs.values():
             for node in run.nodes.values():
@@ -180,7 +180,6 @@ class Flow(Walk):
                 assert not self.todo and not self.events and before == (node.unit, node.offered, node.done, node.primed), (
                     f"lost wake-up of {node.name} of run {run.id}: {self.events}"
                 )
-        self.observed = observed
 
 
 INPUTS: dict[type, Callable[[Flow, Any], None]] = {

@@ -46,6 +46,7 @@ class Walk:
         self.out: list[Command] = []
         self.events: list[Event | Blocked] = []
         self.observed = False
+        self.ends: list[End] = []  # told in the stories of runs
         self.todo: deque[Node] = deque()
 
     # -- Looking
@@ -71,6 +72,8 @@ class Walk:
             return
         try:
             step = node.loop.next(node.state)
+            if not run.claimed and node.step.pooled and type(step) is WorkUnit:  # not before: prompts are known by now
+                self._claim(run)
         except Exception as error:  # whatever a loop raises is its request's end and nobody else's
             self.fail(run, node, error)
             return
@@ -96,8 +99,6 @@ class Walk:
                 return False
         try:
             node.state = node.loop.init(node.ctx)
-            if node.step.pooled and not node.run.claimed:
-                self._claim(node.run)
         except Exception as error:
             self.fail(node.run, node, error)
             return False
@@ -107,7 +108,7 @@ class Walk:
     def _claim(self, run: Run) -> None:
         claims = []
         for node in run.nodes.values():
-            if node.step.pooled:
+            if node.step.pooled and not node.done:
                 least, most = node.loop.claim(node.ctx)
                 claims.append(Claim(node.name, node.step.expert, least, most))
         run.claimed = True
@@ -229,8 +230,10 @@ class Walk:
 
     def fail(self, run: Run, node: Node, error: Exception) -> None:
         """An exception of a loop ends its run; only its text is kept."""
-        reason = "too_large" if isinstance(error, RequestTooLarge) else "failed"
-        self.end(run, reason, f"{node.name}: {error if reason == 'too_large' else repr(error)}")
+        if isinstance(error, RequestTooLarge):
+            self.end(run, "too_large", str(error))
+        else:
+            self.end(run, "failed", f"{node.name}: {error!r}")
 
     def end(self, run: Run, reason: str, detail: str = "") -> None:
         """The caller knows at once; the books close when the units in flight are back."""
@@ -242,7 +245,9 @@ class Walk:
             if node.state is not None and not node.done:
                 node.summary = _summary(node)
             usage[node.name] = node.summary.usage
-        self.out.append(End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage))
+        end = End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage)
+        self.out.append(end)
+        self.ends.append(end)
         self.events.append(Closed(run.id))
 
 

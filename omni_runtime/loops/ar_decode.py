@@ -69,7 +69,8 @@ class ArDecodeLoop:
         prompt = ctx.readers["prompt"]
         if prompt.ended and prompt.cursor == 0:
             least = prompt.available
-            most = min(ctx.spec.context, least + max(1, ctx.params.max_tokens or ctx.spec.context))
+            answer = ctx.params.max_tokens
+            most = ctx.spec.context if answer is None else min(ctx.spec.context, least + answer)
         else:  # the prompt is made by another loop of this run
             least = most = ctx.spec.context
         return -(-least // ctx.block) + ctx.spec.state_blocks, -(-most // ctx.block) + ctx.spec.state_blocks

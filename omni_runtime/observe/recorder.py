@@ -33,7 +33,8 @@ from omni_runtime.work import (
     WorkUnit,
 )
 
-REMEMBERED = 50_000  # units; about 0.5 kB each
+REMEMBERED = 50_000  # units; about 0.4 kB each
+ENDED = 1000  # requests that are remembered even if none of their units is
 LOOK_BACK = 256  # batches of an executor that a wait is explained with
 
 
@@ -95,7 +96,7 @@ class Recorder:
 
     def __init__(self, units: int = REMEMBERED) -> None:
         self._units: deque[UnitFact] = deque(maxlen=units)
-        self._ended: deque[RunFact] = deque(maxlen=units)
+        self._ended: deque[RunFact] = deque(maxlen=ENDED)
         self._seen = 0  # units
         self._now = 0.0
         self._runs: dict[int, _Run] = {}
@@ -205,6 +206,7 @@ class Recorder:
         if recent is None:
             recent = self._recent[command.executor] = deque(maxlen=LOOK_BACK)
         self._batch = max(self._batch, command.batch)
+        asked, waited = (-1, 0.0), (0, 0, 0)
         for place, row in enumerate(command.rows):
             run = self._runs[row.run]
             loop = run.loops[row.loop]
@@ -215,13 +217,13 @@ class Recorder:
             memory = loop.ready
             if (unit.kind.block or unit.kind.fixed) and fact.admitted is not None and fact.admitted > memory:
                 memory = fact.admitted
-            behind = beaten = full = 0
-            if now > memory:
-                behind, beaten, full = _waited(recent, batch, loop.behind, memory)
+            since = (loop.behind, memory)
+            if since != asked:  # most members of a batch became ready together
+                asked, waited = since, _waited(recent, batch, *since) if now > memory else (0, 0, 0)
             self._units.append(
                 UnitFact(
                     fact, row.loop, batch, place, row.size, unit.lo, unit.hi, unit.at, index, goal, loop.ready, loop.due,
-                    memory, unit.at <= loop.suspect, behind, beaten, full,
+                    memory, unit.at <= loop.suspect, *waited,
                     loop.blocked, loop.on, loop.since if loop.blocked else loop.ready,
                 )
             )  # fmt: skip

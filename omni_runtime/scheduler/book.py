@@ -59,7 +59,8 @@ class ExecBook:
         self.name = up.executor
         self.experts = frozenset(up.experts)
         self.slots = up.slots
-        self.ledgers = {expert: Ledger(blocks) for expert, blocks in up.pools.items()}
+        # an expert without a pool can still be claimed, with nothing
+        self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}
         self.flying: dict[int, list[Offer]] = {}
         self.groups: dict[int, Group] = {}  # batch in flight -> its group
         self.pinned = 0  # experts of live runs that are placed here
