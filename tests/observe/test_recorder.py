@@ -31,12 +31,16 @@ def consistent(record: Record) -> None:
         assert u.lo <= u.size <= u.hi and 0 <= u.place < b.units
         assert (b.dispatched > u.memory) == bool(u.behind or u.beaten or u.full), f"not explained: {u}"
         assert u.why
-        assert last.get((u.run.id, u.loop), 0.0) <= b.dispatched, "a loop has one unit in flight"
+        assert last.get((u.run.id, u.loop), 0.0) <= u.since, "a loop has one unit in flight, and waits for the next after it"
         last[u.run.id, u.loop] = b.answered
     for number in {u.batch.number for u in record.units}:
         mates = [u for u in record.units if u.batch.number == number]
         assert [u.place for u in mates] == sorted({u.place for u in mates})
         assert mates[0].batch.units == len(mates) and mates[0].batch.size == sum(u.size for u in mates)
+    free: dict[str, float] = {}
+    for b in sorted({id(u.batch): u.batch for u in record.units}.values(), key=lambda b: (b.answered, b.number)):
+        assert free.get(b.executor, 0.0) <= b.started, "an executor runs one batch at a time"
+        free[b.executor] = b.answered or 0.0
     for run in record.runs:
         assert run.ended is not None and run.reason and run.arrival <= run.ended
 
@@ -52,6 +56,7 @@ def test_every_unit_once_and_every_wait_explained(slots: int) -> None:
     record = recorder.record()
     assert len(counter.sent) == sim.units > 100
     assert sent(record) == counter.sent
+    assert [u.due for u in record.units] == counter.dues
     assert sim.core.observers == [recorder, counter]
     assert recorder.live() == []
     consistent(record)
@@ -172,6 +177,7 @@ class Watched(World):
         super().__init__(blocks, max_runs)
         self.recorder, self.counter = Recorder(), Counter()
         self.core.observers += [self.recorder, self.counter]
+        self.counter.core = self.core
 
 
 def test_random_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +192,7 @@ def test_random_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(world.core.observers) == 2, world.core.story(0)
         record = world.recorder.record()
         assert sent(record) == world.counter.sent
+        assert [u.due for u in record.units] == world.counter.dues
         consistent(record)
         units += len(record.units)
     assert units > 1000
