@@ -152,7 +152,8 @@ class Core:
         for node in state.nodes.values():
             waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
-        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {', '.join(state.open)}")]
+        still = ", ".join(dict.fromkeys(name for name, _ in state.open))
+        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {still}")]
 
 
 def _tell(item: Any, run: int) -> str:

@@ -49,6 +49,14 @@ class KVCache:
         grown[:, :, : self.length] = self._kv_LKSE[:, :, : self.length]
         self._kv_LKSE = grown
 
+    def begin_as(self, other: KVCache, length: int) -> None:
+        """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
+        assert length <= other.length, f"a copy of {length} positions from a cache of {other.length}"
+        self.length = 0
+        self.reserve(length)
+        self._kv_LKSE[:, :, :length] = other._kv_LKSE[:, :, :length]
+        self.length = length
+
     def views(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
         """Positions start..stop of K and V of every layer, [1, K, stop-start, E] each, in the order k0, v0, k1, v1, ..."""
         return self._kv_LKSE[:, None, :, start:stop].unbind()

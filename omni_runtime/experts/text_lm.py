@@ -48,10 +48,12 @@ class TextLM:
             if row.payload.conditioning is not None:
                 raise RequestError(f"loop {row.loop!r}: conditioning is not supported by this expert")
             steps.append(row.payload)
-        spans = [
-            Span(slots.state(row, self.model.cache), step.start, step.tokens, draw=step.index >= 0)
-            for row, step in zip(rows, steps, strict=True)
-        ]
+        spans = []
+        for row, step in zip(rows, steps, strict=True):
+            cache = slots.state(row, self.model.cache)
+            if row.fork is not None:
+                cache.begin_as(slots.other(row.fork.run, row.fork.loop), row.fork.length)
+            spans.append(Span(cache, step.start, step.tokens, draw=step.index >= 0))
         logits_RV, hidden_TD = self.model.forward(spans)
         drawing = iter(logits_RV)
         tokens = [draw(next(drawing), step.draw, step.index) if step.index >= 0 else -1 for step in steps]

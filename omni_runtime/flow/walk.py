@@ -18,7 +18,6 @@ from omni_runtime.work import (
     Closed,
     Command,
     Done,
-    Drop,
     End,
     Event,
     LoopDone,
@@ -86,7 +85,7 @@ class Walk:
         else:
             node.unit = unit = None
             if self.observed and type(step) is Wait:
-                self._blocked(node, "input", [node.readers[step.reader]])
+                self._blocked(node, "input", _source(node.readers[step.reader]))
         self.offer(node)
         if node.sources and (unit is None) is not (had is None):
             self._reoffer_sources(node)  # whether this node may run decides who is held back
@@ -95,8 +94,13 @@ class Walk:
         for reader in node.full:
             if reader.channel.closed is None:
                 if self.observed:
-                    self._blocked(node, "input", [reader])
+                    self._blocked(node, "input", _source(reader))
                 return False
+        twin = node.twin
+        if twin is not None and not (twin.done or (twin.primed and twin.loop.forkable(twin.state))):
+            if self.observed:
+                self._blocked(node, "input", twin.name)
+            return False
         try:
             node.state = node.loop.init(node.ctx)
         except Exception as error:
@@ -120,7 +124,7 @@ class Walk:
         if unit is not None and node.streams and node.held_back():
             unit = None
             if self.observed:
-                self._blocked(node, "reader", [r for r in node.streams if r.attached and r.filled])
+                self._blocked(node, "reader", *(r.node.name for r in node.streams if r.attached and r.filled))
         old = node.offered
         if unit is None:
             if old is not None:
@@ -130,9 +134,8 @@ class Walk:
             node.offered = unit
             self.events.append(UnitReady(unit, due(self.now, node.run.priority)))
 
-    def _blocked(self, node: Node, why: str, readers: list[Reader]) -> None:
-        names = [r.node.name if why == "reader" else getattr(r.channel.source, "name", "the request") for r in readers]
-        self.events.append(Blocked(node.run.id, node.name, why, tuple(names)))
+    def _blocked(self, node: Node, why: str, *on: str) -> None:
+        self.events.append(Blocked(node.run.id, node.name, why, on))
 
     def _reoffer_sources(self, node: Node) -> None:
         for reader in node.sources:
@@ -149,6 +152,10 @@ class Walk:
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)
+            if node.siblings and node.loop.forkable(node.state):
+                for sibling in node.siblings:
+                    self.touch(sibling)
+                node.siblings = []
         except Exception as error:
             self.fail(run, node, error)
             self.discard(node, result)
@@ -179,7 +186,7 @@ class Walk:
             fresh = push.items[again:] if again else push.items
             if len(fresh):
                 for name in route.outputs:
-                    self.out.append(Chunk(node.run.id, name, route.sent, fresh))
+                    self.out.append(Chunk(node.run.id, name, route.sent, fresh, node.sample))
                 route.sent += len(fresh)
         channel = route.channel
         if channel is not None:
@@ -209,22 +216,21 @@ class Walk:
             self.fail(run, node, error)
             return
         node.done, node.unit = True, None
+        for sibling in node.siblings:
+            self.touch(sibling)
         for reader in node.readers.values():
             reader.detach()
             self.release(reader.channel.collect())
         self._reoffer_sources(node)
-        self.events.append(LoopDone(run.id, node.name))
-        if node.home:
-            self.out.append(Drop(node.home, ((run.id, node.name),)))
-            node.home = None
+        self.events.append(LoopDone(run.id, node.name, node.loop.held(node.state)))
         for route in node.routes.values():
             if route.channel is not None:
                 route.channel.close("done")
                 for reader in route.channel.readers:
                     self.touch(reader.node)
             for name in route.outputs:
-                self.out.append(OutputEnd(run.id, name, node.summary))
-                del run.open[name]
+                self.out.append(OutputEnd(run.id, name, node.summary, node.sample))
+                del run.open[name, node.sample]
         if not run.open:
             self.end(run, "done")
 
@@ -249,6 +255,10 @@ class Walk:
         self.out.append(end)
         self.ends.append(end)
         self.events.append(Closed(run.id))
+
+
+def _source(reader: Reader) -> str:
+    return getattr(reader.channel.source, "name", "the request")
 
 
 def _summary(node: Node) -> Any:

@@ -35,7 +35,7 @@ class BatchFact(Struct, eq=False):
     op: str
     key: tuple[Any, ...]
     units: int
-    size: int  # summed over the units
+    size: int  # computed, summed over the units
     dispatched: float
     started: float  # when it began to compute: it may have lain in the mailbox for a while
     answered: float | None = None
@@ -51,6 +51,7 @@ class UnitFact(Struct, eq=False):
     batch: BatchFact
     place: int  # by rank within the batch; 0 was the most urgent
     size: int  # granted, of lo..hi
+    copied: int  # of them, positions whose KV was copied from another loop and not computed
     lo: int
     hi: int
     at: int  # progress of the loop before the step
@@ -82,7 +83,8 @@ class UnitFact(Struct, eq=False):
         """The step, in a few words."""
         kind = self.run.kinds.get(self.loop, "")
         if kind == "ar_decode":
-            return f"token {self.index}" if self.index >= 0 else f"prompt, positions {self.at}..{self.at + self.size - 1}"
+            copied = f", {self.copied} positions copied" if self.copied else ""
+            return (f"token {self.index}" if self.index >= 0 else f"prompt, {self.size} positions") + copied
         if kind == "diffusion_denoise":
             return f"step {self.index + 1} of {self.goal}"
         if kind == "audio_decode":

@@ -82,7 +82,19 @@ class _Run:
 
     def __init__(self, fact: RunFact) -> None:
         self.fact = fact
-        self.loops = {name: _Loop(LoopNow(name, kind)) for name, kind in fact.kinds.items()}
+        self.loops: dict[str, _Loop] = {}
+        for name in fact.kinds:
+            self.loop(name)
+
+    def loop(self, name: str) -> _Loop:
+        """Of a loop of the program, or of one of its samples, as in "think#1"."""
+        found = self.loops.get(name)
+        if found is None:
+            kind = self.fact.kinds[name.partition("#")[0]]
+            if name not in self.fact.kinds:
+                self.fact.kinds = {**self.fact.kinds, name: kind}  # another one: somebody may be reading the old
+            found = self.loops[name] = _Loop(LoopNow(name, kind))
+        return found
 
 
 class Recorder:
@@ -138,8 +150,10 @@ class Recorder:
                     self._dispatch(now, command)
                 elif type(command) is Chunk:
                     fact = self._runs[command.run].fact
-                    fact.first.setdefault(command.output, now)
-                    fact.items[command.output] = fact.items.get(command.output, 0) + len(command.items)
+                    name = f"{command.output}#{command.sample}" if command.sample else command.output
+                    if name not in fact.first:
+                        fact.first, fact.items = {**fact.first, name: now}, {**fact.items, name: 0}
+                    fact.items[name] += len(command.items)
                 elif type(command) is End:
                     self._end(now, command)
 
@@ -155,7 +169,7 @@ class Recorder:
 
     def _loop(self, run: int, name: str) -> _Loop | None:
         found = self._runs.get(run)  # an ended run is told about once more when its books close
-        return None if found is None else found.loops[name]
+        return None if found is None else found.loop(name)
 
     def _blocked(self, now: float, word: Blocked) -> None:
         loop = self._loop(word.run, word.loop)
@@ -170,7 +184,7 @@ class Recorder:
         run = self._runs.get(word.unit.run)
         if run is None:
             return
-        loop = run.loops[word.unit.loop]
+        loop = run.loop(word.unit.loop)
         if loop.offer is None:
             loop.ready, loop.due, loop.behind = now, word.due, self._batch
             kind = word.unit.kind
@@ -209,11 +223,12 @@ class Recorder:
         asked, waited = (-1, 0.0), (0, 0, 0)
         for place, row in enumerate(command.rows):
             run = self._runs[row.run]
-            loop = run.loops[row.loop]
+            loop = run.loop(row.loop)
             unit, fact, state = loop.offer, run.fact, loop.now
             assert unit is not None, f"run {row.run}: {row.loop} was never ready"
             batch.key = unit.kind.key
             index, goal = _step(row.payload)
+            copied = row.fork.length if row.fork is not None else 0
             memory = loop.ready
             if (unit.kind.block or unit.kind.fixed) and fact.admitted is not None and fact.admitted > memory:
                 memory = fact.admitted
@@ -222,8 +237,8 @@ class Recorder:
                 asked, waited = since, _waited(recent, batch, *since) if now > memory else (0, 0, 0)
             self._units.append(
                 UnitFact(
-                    fact, row.loop, batch, place, row.size, unit.lo, unit.hi, unit.at, index, goal, loop.ready, loop.due,
-                    memory, unit.at <= loop.suspect, *waited,
+                    fact, row.loop, batch, place, row.size + copied, copied, unit.lo, unit.hi, unit.at, index, goal,
+                    loop.ready, loop.due, memory, unit.at <= loop.suspect, *waited,
                     loop.blocked, loop.on, loop.since if loop.blocked else loop.ready,
                 )
             )  # fmt: skip

@@ -113,5 +113,6 @@ def left_of(loop: LoopNow) -> float | None:
 
 def sound(fact: RunFact, now: float) -> str:
     """Seconds of sound, and the time since the request came for each of them; below 1 keeps up."""
-    made = max((fact.items.get(output, 0) / rate for output, rate in fact.rates.items()), default=0.0)
+    rates = {name: fact.rates.get(name.partition("#")[0], 0) for name in fact.items}  # "audio#1" is its second sample
+    made = sum(fact.items[name] / rate for name, rate in rates.items() if rate)
     return f"{made:.1f} s of sound, real-time factor {(now - fact.arrival) / made:.2f}" if made else "no sound yet"

@@ -36,7 +36,7 @@ def consistent(record: Record) -> None:
     for number in {u.batch.number for u in record.units}:
         mates = [u for u in record.units if u.batch.number == number]
         assert [u.place for u in mates] == sorted({u.place for u in mates})
-        assert mates[0].batch.units == len(mates) and mates[0].batch.size == sum(u.size for u in mates)
+        assert mates[0].batch.units == len(mates) and mates[0].batch.size == sum(u.size - u.copied for u in mates)
     free: dict[str, float] = {}
     for b in sorted({id(u.batch): u.batch for u in record.units}.values(), key=lambda b: (b.answered, b.number)):
         assert free.get(b.executor, 0.0) <= b.started, "an executor runs one batch at a time"
