@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from scenes import CARD, PROGRAMS, Counter, busy, device, host
 from search import play
-from world import World
+from world import World, prompted
 
 from omni_runtime.executors.loopback import LoopbackExecutor
 from omni_runtime.executors.simulated import Cost, SimulatedExecutor
@@ -242,3 +242,18 @@ def test_steps_are_named_by_what_they_are() -> None:
     assert told["chant"].startswith("frames ")
     assert told["think"].startswith("token ")
     assert isinstance(recorder.record().units[0], UnitFact)
+
+
+def test_samples_are_loops_of_their_own() -> None:
+    recorder, counter = Recorder(), Counter()
+    sim = Simulation(host(), device(reuse=True), cards=(CARD,), observers=[recorder, counter])
+    counter.core = sim.core
+    for _ in range(2):
+        sim.submit(prompted(), prompt=list(range(20)), n=3, outputs="text")
+        sim.run()
+    record = recorder.record()
+    consistent(record)
+    assert sent(record) == counter.sent
+    assert {u.loop for u in record.units} == {"think", "think#1", "think#2"}
+    assert set(record.runs[0].first) == {"text", "text#1", "text#2"}
+    assert any(u.copied and u.told.endswith("positions copied") for u in record.units)
