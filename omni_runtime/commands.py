@@ -38,8 +38,18 @@ def demo(
     live: Annotated[bool | None, live_option] = None,
 ) -> None:
     """Answer a question in text and speech, from real weights, on this CPU."""
-    looks = {"timeline": timeline, "trace": trace, "live": live}
-    ask(Question(question, speak=out, max_tokens=max_tokens, threads=threads, stats=True, **looks))
+    ask(
+        Question(
+            question,
+            speak=out,
+            max_tokens=max_tokens,
+            threads=threads,
+            stats=True,
+            timeline=timeline,
+            trace=trace,
+            live=live,
+        )
+    )
 
 
 @cli.command()
