@@ -38,6 +38,7 @@ if typing.TYPE_CHECKING:
     )
     from omni_runtime.executors.simulated import SimulatedExecutor
     from omni_runtime.handle import Handle, Result, StreamChunk
+    from omni_runtime.observe.recorder import Recorder
     from omni_runtime.program import Program
     from omni_runtime.runtime import Runtime
     from omni_runtime.sim import Simulation
@@ -46,6 +47,7 @@ if typing.TYPE_CHECKING:
 _MODULES = {  # nothing heavy is imported before it is asked for
     "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot",
     "handle": "Handle Result StreamChunk",
+    "observe.recorder": "Recorder",
     "program": "Program",
     "runtime": "Runtime",
     "sim": "Simulation",
@@ -75,6 +77,7 @@ __all__ = [
     "Port",
     "Program",
     "ProgramError",
+    "Recorder",
     "RequestCancelled",
     "RequestError",
     "RequestFailed",

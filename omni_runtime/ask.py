@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from omni_runtime.errors import RequestError
 from omni_runtime.handle import Handle, Result
+from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
 from omni_runtime.request import resolve
@@ -33,6 +34,9 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    timeline: Path | None = None
+    trace: Path | None = None
+    live: bool | None = None
 
 
 def ask(question: Question) -> None:
@@ -45,6 +49,7 @@ def ask(question: Question) -> None:
         raise RequestError("the question is empty; ask something")
     if question.speak is not None and not question.speak.resolve().parent.is_dir():
         raise RequestError(f"{question.speak}: its folder does not exist; make it first")
+    watch = Watch(question.timeline, question.trace, False if question.json else question.live, title=question.text[:60])
     program = speak() if question.speak else chat()
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})
@@ -60,14 +65,15 @@ def ask(question: Question) -> None:
     note = sys.stderr.isatty() and not question.json
     if note:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
-    with Runtime(list(program.cards.values()), threads=question.threads) as runtime:
+    cards = list(program.cards.values())
+    with watch, Runtime(cards, threads=question.threads, observers=watch.observers) as runtime:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         handle = runtime.submit(program, messages=messages, outputs=outputs, seed=question.seed, **params)
         if question.stats:
             print(f"> {question.text}\n", flush=True)
-        _follow(handle, question)
+        _follow(handle, question, watch)
         result = handle.result()
     if question.json:
         print(json.dumps(_as_json(result, question, loaded)))
@@ -75,15 +81,16 @@ def ask(question: Question) -> None:
         print(_stats(result, question, loaded))
 
 
-def _follow(handle: Handle, question: Question) -> None:
+def _follow(handle: Handle, question: Question, watch: Watch) -> None:
     rate = handle.sample_rates.get("audio")
     wav = WavWriter(question.speak, rate) if question.speak and rate else None
     try:
-        for chunk in handle:
-            if chunk.text is not None and not question.json:
-                print(chunk.text, end="", flush=True)
-            elif chunk.samples is not None and wav is not None:
-                wav.write(chunk.samples)
+        with watch.stream() as show:
+            for chunk in handle:
+                if chunk.text is not None and not question.json:
+                    show(chunk.text)
+                elif chunk.samples is not None and wav is not None:
+                    wav.write(chunk.samples)
     finally:
         if wav is not None:
             wav.close()
@@ -128,4 +135,6 @@ def _stats(result: Result, question: Question, loaded: float) -> str:
     lines.append("WorkUnits run         " + ", ".join(f"{loop} {n}" for loop, n in result.units.items()))
     if question.speak:
         lines.append(f"the answer is in      {question.speak}")
+    if question.timeline:
+        lines.append(f"its timeline is in    {question.timeline}")
     return "\n".join(lines)

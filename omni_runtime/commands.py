@@ -22,6 +22,9 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )  # fmt: skip
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1)
+timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
+trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
+live_option = typer.Option("--live/--no-live", help="show what runs below the answer; by default on a terminal, never elsewhere")
 
 
 @cli.command()
@@ -30,9 +33,23 @@ def demo(
     out: Annotated[Path, typer.Option(help="where the spoken answer goes")] = Path("answer.wav"),
     max_tokens: Annotated[int, typer.Option(help="length of the answer at most", min=0)] = 96,
     threads: Annotated[int | None, threads_option] = None,
+    timeline: Annotated[Path | None, timeline_option] = None,
+    trace: Annotated[Path | None, trace_option] = None,
+    live: Annotated[bool | None, live_option] = None,
 ) -> None:
     """Answer a question in text and speech, from real weights, on this CPU."""
-    ask(Question(question, speak=out, max_tokens=max_tokens, threads=threads, stats=True))
+    ask(
+        Question(
+            question,
+            speak=out,
+            max_tokens=max_tokens,
+            threads=threads,
+            stats=True,
+            timeline=timeline,
+            trace=trace,
+            live=live,
+        )
+    )
 
 
 @cli.command()
@@ -47,6 +64,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    timeline: Annotated[Path | None, timeline_option] = None,
+    trace: Annotated[Path | None, trace_option] = None,
+    live: Annotated[bool | None, live_option] = None,
 ) -> None:
     """Ask one question."""
     text = sys.stdin.read() if question == "-" else question
@@ -62,6 +82,9 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             threads=threads,
+            timeline=timeline,
+            trace=trace,
+            live=live,
         )
     )
 

@@ -170,4 +170,4 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
     if chosen + request.n > SEEDS:
         raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n)
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n, request.label)

@@ -263,6 +263,7 @@ class Submit(Struct, frozen=True):
     seed: int
     priority: int = 1
     n: int = 1  # samples; sample i has seed + i
+    label: str = ""  # the caller's own name for it; shown, never used as a key
 
 
 class Cancel(Struct, frozen=True):
@@ -375,6 +376,15 @@ class BatchFailed(Struct, frozen=True):
 
 
 Event = Submitted | Claimed | UnitReady | Withdrawn | LoopDone | Closed | BatchDone | BatchFailed | ExecutorUp | ExecutorDown
+
+
+class Blocked(Struct, frozen=True):
+    """Why a loop offers nothing now: told to observers, where there are any, and never to the scheduler."""
+
+    run: int
+    loop: str
+    why: str  # input: it waits for items; reader: it is held back, since what its readers have not taken fills their capacity
+    on: tuple[str, ...]  # loops: who makes the input, or who reads
 
 
 class Grant(Struct, frozen=True):
