@@ -93,6 +93,20 @@ def test_tensors_go_as_soon_as_they_are_read() -> None:
     assert 0 < most <= prompt + 3
 
 
+def test_tensors_of_an_ended_source_go_one_by_one() -> None:
+    """`talk` of the diamond begins when `think` has ended: each row it takes is one row less."""
+    sim = Watch(stops=0)
+    messages(sim, "diamond", ("text", "audio"), think={"max_tokens": 20}, mid={"max_tokens": 4}, talk={"max_tokens": 40})
+    kept = []
+    while sim.busy:
+        sim.step()
+        if sim.where(1, "talk"):
+            kept.append(sim.executors["x"].slots.counts[1])
+    assert kept[0] >= 15
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) >= 12, kept
+
+
 # -- Memory (case 1)
 
 

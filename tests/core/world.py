@@ -65,17 +65,21 @@ def twins() -> Program:
     return p
 
 
-def pair() -> Program:
-    """Two answers to one prompt: two loops that hold memory are ready at once."""
-    p = Program("pair", toys.CARD)
+def late() -> Program:
+    """Two loops that hold memory are ready at once, and a reader that can begin only when one of them has ended: by then the
+    other has run far ahead, and what it offers must be withdrawn."""
+    p = Program("late", toys.CARD)
     prompt = p.input("prompt")
-    p.output("one", p.loop("think", as_="a", prompt=prompt).text)
-    p.output("two", p.loop("think", as_="b", prompt=prompt).text)
+    ahead = p.loop("think", as_="ahead", prompt=prompt)
+    script = p.loop("think", as_="script", prompt=prompt)
+    talk = p.loop("talk", prompt=p.handoff(script.tokens, mode="full"), conditioning=p.handoff(ahead.hidden, capacity=1))
+    p.output("text", ahead.text)
+    p.output("more", talk.text)
     return p
 
 
-PROGRAMS = toys.PROGRAMS | {p.name: p for p in (prompted(), twins(), pair())}
-CHOICES = [*toys.CHOICES, ("prompted", ("text",)), ("twins", ("low", "high")), ("pair", ("one", "two"))]
+PROGRAMS = toys.PROGRAMS | {p.name: p for p in (prompted(), twins(), late())}
+CHOICES = [*toys.CHOICES, ("prompted", ("text",)), ("twins", ("low", "high")), ("late", ("text", "more"))]
 HOSTS: tuple[tuple[str, ...] | None, ...] = (
     None,  # all
     ("toy/host", "toy/mot"),
@@ -340,8 +344,8 @@ def request(run: int, ask: Ask, priority: str = "normal") -> Submit:
     for node in program.nodes:
         kind = program.spec(node).kind
         if kind == "ar_decode":
-            longer = 2 * (node == "talk")
-            given[node] = {"max_tokens": None if ask.most is None else ask.most + longer, "stop": ask.stop}
+            most = None if ask.most is None else ask.most + 2 * (node == "talk")
+            given[node] = {"max_tokens": 2 if node == "script" else most, "stop": ask.stop}
         elif kind == "diffusion_denoise":
             given[node] = {"steps": ask.steps, "size": (1 + ask.seed % 2,)}
     return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority)[1]
