@@ -8,8 +8,8 @@ PIP_ARGS ?=
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-# Two threads on two busy cores are 3 to 5 times slower than one: OpenMP's barriers spin.
-export OMP_NUM_THREADS ?= 1
+# Two threads on two busy cores are 3 to 5 times slower than one: OpenMP's barriers spin. Tests are many small ops.
+test check fast: export OMP_NUM_THREADS ?= 1
 # Nothing is ever fetched from a hub: weights come from packages.
 export HF_HUB_OFFLINE := 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
+import typing
 
 from omni_runtime.errors import (
     CardError,
@@ -20,21 +22,83 @@ from omni_runtime.errors import (
     RequestTooLarge,
 )
 
+if typing.TYPE_CHECKING:
+    from omni_runtime.card import (
+        ArDecode,
+        AudioDecode,
+        DiffusionDenoise,
+        Each,
+        ExpertSpec,
+        LoopSpec,
+        ModelCard,
+        OneShot,
+        OpLimits,
+        Port,
+        Slot,
+    )
+    from omni_runtime.executors.simulated import SimulatedExecutor
+    from omni_runtime.handle import Handle, Result, StreamChunk
+    from omni_runtime.program import Program
+    from omni_runtime.runtime import Runtime
+    from omni_runtime.sim import Simulation
+    from omni_runtime.wav import WavWriter
+
+_MODULES = {  # nothing heavy is imported before it is asked for
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot",
+    "handle": "Handle Result StreamChunk",
+    "program": "Program",
+    "runtime": "Runtime",
+    "sim": "Simulation",
+    "executors.simulated": "SimulatedExecutor",
+    "wav": "WavWriter",
+}
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
+
 __all__ = [
+    "ArDecode",
+    "AudioDecode",
     "CardError",
     "CheckpointError",
+    "DiffusionDenoise",
+    "Each",
     "EngineStopped",
     "ExecutorLost",
+    "ExpertSpec",
+    "Handle",
+    "LoopSpec",
     "MissingExtra",
+    "ModelCard",
     "OmniError",
+    "OneShot",
+    "OpLimits",
     "Overloaded",
+    "Port",
+    "Program",
     "ProgramError",
     "RequestCancelled",
     "RequestError",
     "RequestFailed",
     "RequestRefused",
     "RequestTooLarge",
+    "Result",
+    "Runtime",
+    "SimulatedExecutor",
+    "Simulation",
+    "Slot",
+    "StreamChunk",
+    "WavWriter",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"omni_runtime.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'omni_runtime' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists():  # a bare checkout: cards/, programs/ and kernels/ lie beside us

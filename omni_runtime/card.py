@@ -93,6 +93,11 @@ class LoopSpec(Value):
         """Whether state grows by one position per unit of size."""
         return False
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws at random: the samples of a request part at the first such loop."""
+        return False
+
 
 class ArDecode(LoopSpec):
     """Autoregressive decoding of tokens."""
@@ -110,6 +115,10 @@ class ArDecode(LoopSpec):
 
     @property
     def grows(self) -> bool:
+        return True
+
+    @property
+    def draws(self) -> bool:
         return True
 
 
@@ -135,6 +144,10 @@ class DiffusionDenoise(LoopSpec):
     ports: Mapping[str, Port] = {"latent": Port(type="latent", device=True), "progress": Port(type="progress")}
     branches: int = Field(default=2, ge=1)
     max_steps: int = Field(default=1000, ge=1)
+
+    @property
+    def draws(self) -> bool:
+        return True
 
 
 class Each(LoopSpec):
@@ -193,3 +206,8 @@ class ModelCard(Value):
                     f"loops.{name}.branches: a unit has {loop.branches} rows, op {loop.op!r} takes {expert.ops[loop.op].size}"
                 )
         return self
+
+
+def batch_limits(*cards: ModelCard) -> dict[tuple[str, str], OpLimits]:
+    """("card/expert", op) -> what fits into one batch."""
+    return {(f"{c.name}/{e}", op): limit for c in cards for e, spec in c.experts.items() for op, limit in spec.ops.items()}

@@ -40,7 +40,8 @@ class Core:
         """
         flow, scheduler = self.flow, self.scheduler
         flow.now = now
-        flow.out = out = []
+        out: list[Command] = []
+        flow.out = out
         for item in inputs:
             if type(item) is Submit:  # without what it carries: thousands are remembered
                 self._log.append((now, replace(item, inputs={}, params={})))
@@ -86,7 +87,7 @@ class Core:
     def story(self, run: int) -> list[str]:
         """What led a run to where it is, oldest first: lines of at most the last REMEMBERED entries of all runs."""
         lines = []
-        for now, item in self._log:
+        for now, item in list(self._log):  # a copy: the engine's thread may be adding to it
             told = _tell(item, run)
             if told:
                 lines.append(f"{now:.6f} {told}")
@@ -96,7 +97,8 @@ class Core:
         for node in state.nodes.values():
             waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
-        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {', '.join(state.open)}")]
+        still = ", ".join(dict.fromkeys(name for name, _ in state.open))
+        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {still}")]
 
 
 def _tell(item: Any, run: int) -> str:

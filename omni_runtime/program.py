@@ -67,6 +67,7 @@ class Step(Struct, frozen=True):
     expert: str  # "card/expert"
     block: int
     pooled: bool  # its expert keeps KV blocks
+    apart: bool  # reads from a node that draws at random, so that every sample of a request has one of its own
     reads: tuple[tuple[str, HandOff, bool], ...]  # slot, hand-off, whether it waits for all
     wants: tuple[str, ...]  # ports that somebody reads
     outputs: dict[str, tuple[str, ...]]  # port -> outputs of the request that show it
@@ -174,7 +175,7 @@ class Program:
         card, spec = self._find(loop)
         if name in self.nodes:
             raise ProgramError(f"program {self.name!r}: node {name!r} is made twice; give one of them another name with as_=")
-        if not name or name == "input" or "." in name:
+        if not name or name == "input" or set(name) & set(".#"):
             raise ProgramError(f"program {self.name!r}: {name!r} cannot name a node")
         edges = {slot: edge if isinstance(edge, HandOff) else HandOff(port=edge) for slot, edge in reads.items()}
         node = Node(loop=f"{card}/{loop.rpartition('/')[2]}", reads=edges)
@@ -262,9 +263,8 @@ class Program:
                 if not edge.port.node:
                     kind = self.spec(name).reads[slot].type
                     if found.setdefault(edge.port.port, kind) != kind:
-                        raise ProgramError(
-                            f"program {self.name!r}: input {edge.port.port!r} is read as {found[edge.port.port]!r} and as {kind!r}"
-                        )
+                        both = f"{found[edge.port.port]!r} and as {kind!r}"
+                        raise ProgramError(f"program {self.name!r}: input {edge.port.port!r} is read as {both}")
         return found
 
     def graph(self) -> nx.DiGraph[str]:
@@ -299,7 +299,11 @@ class Program:
                 for edge in self.nodes[name].reads.values():
                     if edge.port.node:
                         ports.setdefault(edge.port.node, {}).setdefault(edge.port.port, [])
-        steps = tuple(self._step(name, numbers[name], ports[name]) for name in order if name in ports)
+        parted: set[str] = set()
+        for name in order:
+            if self.spec(name).draws or any(edge.port.node in parted for edge in self.nodes[name].reads.values()):
+                parted.add(name)
+        steps = tuple(self._step(name, numbers[name], ports[name], parted) for name in order if name in ports)
         experts: nx.Graph[str] = nx.Graph()
         experts.add_nodes_from(step.expert for step in steps)
         of = {step.name: step for step in steps}
@@ -310,7 +314,7 @@ class Program:
         together = tuple(tuple(sorted(group)) for group in nx.connected_components(experts))
         return Plan(self.name, wanted, steps, tuple(sorted(together)))
 
-    def _step(self, name: str, number: int, ports: Mapping[str, list[str]]) -> Step:
+    def _step(self, name: str, number: int, ports: Mapping[str, list[str]], parted: set[str]) -> Step:
         node = self.nodes[name]
         card, spec = self._find(node.loop)
         expert = self.cards[card].experts[spec.expert]
@@ -322,6 +326,7 @@ class Program:
             expert=f"{card}/{spec.expert}",
             block=expert.block,
             pooled=expert.bytes_per_position > 0 or spec.state_blocks > 0,
+            apart=any(edge.port.node in parted for edge in node.reads.values()),
             reads=reads,
             wants=tuple(sorted(ports)),
             outputs={port: tuple(names) for port, names in sorted(ports.items()) if names},
@@ -332,10 +337,11 @@ class Program:
     def __str__(self) -> str:
         lines = [f"program {self.name}  (cards: {', '.join(self.cards)})"]
         width = max((len(n) for n in self.nodes), default=0)
+        ops = {name: f"{self.spec(name).expert}.{self.spec(name).op}" for name in self.nodes}
+        wide = max((len(op) for op in ops.values()), default=0)
         for name, node in self.nodes.items():
-            spec = self.spec(name)
             reads = ", ".join(f"{slot} {self._arrow(name, slot)} {edge.port}" for slot, edge in node.reads.items())
-            lines.append(f"  {name:<{width}}  {spec.kind:<17}  {spec.expert}.{spec.op:<14}  {reads}")
+            lines.append(f"  {name:<{width}}  {self.spec(name).kind:<17}  {ops[name]:<{wide}}  {reads}")
         lines += [f"  output {name} = {port}" for name, port in self.outputs.items()]
         return "\n".join([*lines, "  (<- waits for the whole, <~ reads as it is made)"])
 

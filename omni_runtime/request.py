@@ -72,6 +72,7 @@ class Request(Value):
 
     outputs: tuple[str, ...] | None = None  # None: all that the program has
     seed: int | None = Field(default=None, ge=0, lt=SEEDS)  # None: one is drawn, used and returned
+    n: int = Field(default=1, ge=1, le=64)  # samples; sample i has seed + i, so that it can be made again alone
     priority: Literal["high", "normal", "low"] = "normal"
     label: str = ""  # the caller's own name for it; shown, never used as a key
 
@@ -140,12 +141,12 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
     return tokens
 
 
-def resolve(run: int, program: Program, seed: int, given: Mapping[str, Any], /, **fields: Any) -> tuple[Request, Submit]:
+def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], /, **fields: Any) -> tuple[Request, Submit]:
     """A submit's arguments as a checked message to the core.
 
     Args:
         run: the id, never used before.
-        seed: taken where the request names none.
+        fallback: seed where the request names none.
         given: inputs and parameters, see `split`.
         fields: fields of `Request`.
 
@@ -166,5 +167,7 @@ def resolve(run: int, program: Program, seed: int, given: Mapping[str, Any], /, 
                     as_items(step.spec.reads[slot].type, inputs[edge.port.port])
                 except RequestError as e:
                     raise RequestError(f"{edge.port.port}: {e}") from None
-    chosen = seed if request.seed is None else request.seed
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority])
+    chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
+    if chosen + request.n > SEEDS:
+        raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n)

@@ -63,6 +63,7 @@ class WorkUnit(Struct, frozen=True):
     hi: int
     cached: int = 0  # positions this loop holds in its expert's KV pool before the step
     at: int = 0  # absolute progress of the loop, to tell whether one unit is past another
+    chain: tuple[bytes, ...] = ()  # digests of the text that the first unit begins with, if its KV may be another loop's
 
 
 class Wait(Struct, frozen=True):
@@ -94,7 +95,9 @@ class Summary(Struct, frozen=True):
 
 
 class Draw(Struct, frozen=True, array_like=True, gc=False):
-    """How a row's next token is drawn. Randomness is Philox4x32-10 with key = `seed`, counter = (token id, index, node, 0)."""
+    """Where a unit's randomness comes from, and how a token is drawn: Philox4x32-10 with key = `seed` and, for a token,
+    counter = (token id, index, node, 0).
+    """
 
     seed: int
     node: int  # number of the loop in its program, so that two loops of one request draw independently
@@ -123,6 +126,7 @@ class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
     size: int
     frames: tuple[Any, ...]
     last: bool
+    draw: Draw = Draw(0, 0)  # key of whatever noise the decoder adds, by absolute position
 
 
 class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
@@ -131,15 +135,16 @@ class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
     step: int
     steps: int
     draw: Draw
-    conditioning: tuple[Any, ...]
+    conditioning: tuple[TensorRef, ...]
     size: tuple[int, ...]
 
 
 class CallStep(Struct, frozen=True, array_like=True, tag="call"):
-    """One call of a function: the items of every reader, and the request's parameters for this loop."""
+    """One call of a function: what its readers hold (host items, or names of tensors), and the request's parameters."""
 
     index: int
     inputs: dict[str, tuple[Any, ...]]
+    tensors: dict[str, tuple[TensorRef, ...]]
     params: dict[str, Any]
 
 
@@ -149,15 +154,24 @@ Payload = ArStep | AudioStep | DenoiseStep | CallStep
 # -- Messages to an executor, answered strictly in order ----------------------------------------------------------------
 
 
+class Fork(Struct, frozen=True, array_like=True, gc=False):
+    """A loop's KV begins as a copy of the first `length` positions of another loop's on the same executor."""
+
+    run: int
+    loop: str
+    length: int
+
+
 class Row(Struct, frozen=True, array_like=True):
     """One unit of a batch as its executor sees it."""
 
     run: int
     loop: str
     size: int
-    blocks: tuple[int, ...]  # logical KV blocks that are new with this unit, or, after a batch with it broke, all that its loop
-    # has; in order. The executor keeps the table and adds those that are not in it
+    first: int  # where `blocks` go in the loop's block table; a unit that is run again names the same place again
+    blocks: tuple[int, ...]  # logical KV blocks that the executor may not have yet; it keeps the table
     payload: Payload
+    fork: Fork | None = None  # to be copied before the unit runs
 
 
 class RunBatch(Struct, frozen=True, array_like=True, tag="run"):
@@ -223,6 +237,7 @@ class ExecutorUp(Struct, frozen=True, array_like=True, tag="up"):
     experts: tuple[str, ...]
     pools: dict[str, int] = {}
     slots: int = 1  # batches that may lie in its mailbox at once
+    reuse: bool = False  # it keeps the KV of ended loops until told to drop it, and copies beginnings of it
 
 
 class ExecutorDown(Struct, frozen=True, array_like=True, tag="down"):
@@ -247,6 +262,7 @@ class Submit(Struct, frozen=True):
     params: dict[str, Any]  # by node
     seed: int
     priority: int = 1
+    n: int = 1  # samples; sample i has seed + i
 
 
 class Cancel(Struct, frozen=True):
@@ -262,6 +278,7 @@ class Chunk(Struct, frozen=True):
     output: str
     start: int
     items: Any
+    sample: int = 0
 
 
 class OutputEnd(Struct, frozen=True):
@@ -270,6 +287,7 @@ class OutputEnd(Struct, frozen=True):
     run: int
     output: str
     summary: Summary
+    sample: int = 0
 
 
 class End(Struct, frozen=True):
@@ -329,10 +347,11 @@ class Withdrawn(Struct, frozen=True):
 
 
 class LoopDone(Struct, frozen=True):
-    """A loop will offer nothing more: its blocks are free."""
+    """A loop will offer nothing more. Its blocks are free, or kept for others that begin with the same text."""
 
     run: int
     loop: str
+    chain: tuple[bytes, ...] = ()  # of all text whose KV it holds
 
 
 class Closed(Struct, frozen=True):
@@ -363,8 +382,17 @@ class Grant(Struct, frozen=True):
 
     run: int
     loop: str
-    size: int
+    size: int  # positions of progress: those computed, and those copied by `fork`
+    first: int
     blocks: tuple[int, ...]
+    fork: Fork | None = None
+
+
+class Forget(Struct, frozen=True):
+    """The executor may drop the state of these (run, loop)."""
+
+    executor: str
+    slots: tuple[tuple[int, str], ...]
 
 
 class Dispatch(Struct, frozen=True):
@@ -406,4 +434,4 @@ class Finish(Struct, frozen=True):
     run: int
 
 
-Instruction = Dispatch | Admitted | Refuse | Fail | Finish
+Instruction = Dispatch | Forget | Admitted | Refuse | Fail | Finish

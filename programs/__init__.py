@@ -1,0 +1,1 @@
+"""Programs: one file a task, with a function of its name that returns the program."""

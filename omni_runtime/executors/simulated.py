@@ -6,6 +6,7 @@ output is a hash of all that it depends on, two runs give equal outputs exactly 
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 from msgspec import Struct
 
 from omni_runtime.card import LoopSpec, ModelCard
-from omni_runtime.executors.memory import Slots
+from omni_runtime.executors.mailbox import Mailbox
+from omni_runtime.experts.slots import Slots
 from omni_runtime.work import (
     Answer,
     ArStep,
@@ -26,6 +28,7 @@ from omni_runtime.work import (
     ExecutorUp,
     Message,
     Release,
+    Report,
     Row,
     RunBatch,
     StepResult,
@@ -73,7 +76,10 @@ class Memory:
 
 
 class SimulatedExecutor:
-    """Hosts the experts of cards. `run(message)` carries a message out at once; when it counts as done is the caller's business.
+    """Hosts the experts of cards.
+
+    `run(message)` carries a message out at once, and when it counts as done is the caller's business: see `sim.py`. Behind a
+    real engine it is an executor like any other.
 
     Args:
         name: of the executor.
@@ -83,6 +89,8 @@ class SimulatedExecutor:
         costs: (expert, op) -> Cost.
         fakes: (expert, op) -> what to do instead of hashing.
         stops: one in so many tokens is the first stop token of its loop; 0: never.
+        reuse: keep the KV of ended loops, for others to begin with.
+        pace: behind a real engine, how many real seconds a simulated second takes.
     """
 
     def __init__(
@@ -95,6 +103,8 @@ class SimulatedExecutor:
         costs: Mapping[tuple[str, str], Cost] | None = None,
         fakes: Mapping[tuple[str, str], Fake] | None = None,
         stops: int = 13,
+        pace: float = 0.0,
+        reuse: bool = False,
     ) -> None:
         self.name = name
         self.specs: dict[tuple[str, str], LoopSpec] = {}
@@ -108,7 +118,7 @@ class SimulatedExecutor:
                     self.block[expert] = card.experts[loop.expert].block
                     if card.experts[loop.expert].bytes_per_position or loop.state_blocks:
                         pools[expert] = blocks
-        self.up = ExecutorUp(name, tuple(self.block), pools, slots)
+        self.up = ExecutorUp(name, tuple(self.block), pools, slots, reuse)
         self.slots = Slots(name)
         self.pools: dict[str, dict[tuple[int, int], int]] = {expert: {} for expert in self.block}
         self.costs = dict(costs or {})
@@ -116,6 +126,27 @@ class SimulatedExecutor:
         self.stops = stops
         self.touched: list[Memory] = []  # of the batch that runs: their state is replaced when all of it has succeeded
         self.calls: dict[str, int] = {}  # units run, by op
+        self.pace = pace
+        self._mailbox = Mailbox(name, self._paced)
+
+    # -- Behind a real engine
+
+    def start(self, report: Callable[[Report], None]) -> ExecutorUp:
+        self._mailbox.start(report)
+        return self.up
+
+    def send(self, message: Message) -> None:
+        self._mailbox.send(message)
+
+    def close(self) -> None:
+        self._mailbox.close()
+
+    def _paced(self, message: Message) -> Answer | Broken | None:
+        if self.pace and isinstance(message, RunBatch):
+            time.sleep(self.pace * self.seconds(message))
+        return self.run(message)
+
+    # -- On a virtual clock
 
     def seconds(self, batch: RunBatch) -> float:
         return self.costs.get((batch.expert, batch.op), Cost()).of(batch)
@@ -149,7 +180,14 @@ class SimulatedExecutor:
     def _row(self, expert: str, spec: LoopSpec, row: Row) -> StepResult:
         memory = self.slots.state(row, lambda: Memory(self.pools[expert], self.block[expert]))
         self.touched.append(memory)
-        memory.table.extend(block for block in row.blocks if block not in memory.table)  # after a broken batch they come again
+        assert row.first <= len(memory.table), f"a gap in the block table: {row.first} after {len(memory.table)}"
+        memory.table[row.first : row.first + len(row.blocks)] = row.blocks
+        if row.fork is not None:
+            source = self.slots.other(row.fork.run, row.fork.loop)
+            assert row.fork.length <= source.length, f"{row.fork} of {source.length} positions"
+            for at in range(row.fork.length):
+                memory[at] = source[at]
+            memory.length = row.fork.length
         payload = row.payload
         if isinstance(payload, ArStep):
             return self._forward(spec, row, payload, memory)
@@ -159,8 +197,8 @@ class SimulatedExecutor:
             return self._denoise(row, payload, memory)
         return self._call(spec, row, payload)
 
-    def _value(self, item: Any) -> Any:
-        return int(self.slots.read(item)[0]) if isinstance(item, TensorRef) else item
+    def _value(self, ref: TensorRef) -> int:
+        return int(self.slots.read(ref)[0])
 
     def _keep(self, row: Row, port: str, index: int, value: int) -> TensorRef:
         return self.slots.keep(row, port, index, np.array([value], np.int64))
@@ -214,7 +252,8 @@ class SimulatedExecutor:
         return StepResult(tensors={"latent": (self._keep(row, "latent", 0, latent),)} if p.step + 1 == p.steps else {})
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:
-        values = [self._value(item) for name in sorted(p.inputs) for item in p.inputs[name]]
+        values = [item for name in sorted(p.inputs) for item in p.inputs[name]]
+        values += [self._value(ref) for name in sorted(p.tensors) for ref in p.tensors[name]]
         seed = mix(p.index, *values, *(p.params[k] for k in sorted(p.params)))
         items: dict[str, Any] = {}
         tensors: dict[str, tuple[TensorRef, ...]] = {}

@@ -16,7 +16,6 @@ from omni_runtime.work import (
     Closed,
     Command,
     Done,
-    Drop,
     End,
     Event,
     LoopDone,
@@ -83,6 +82,9 @@ class Walk:
         for reader in node.full:
             if reader.channel.closed is None:
                 return False
+        twin = node.twin
+        if twin is not None and not (twin.done or (twin.primed and twin.loop.forkable(twin.state))):
+            return False
         try:
             node.state = node.loop.init(node.ctx)
         except Exception as error:
@@ -129,6 +131,10 @@ class Walk:
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)
+            if node.siblings and node.loop.forkable(node.state):
+                for sibling in node.siblings:
+                    self.touch(sibling)
+                node.siblings = []
         except Exception as error:
             self.fail(run, node, error)
             self.discard(node, result)
@@ -159,7 +165,7 @@ class Walk:
             fresh = push.items[again:] if again else push.items
             if len(fresh):
                 for name in route.outputs:
-                    self.out.append(Chunk(node.run.id, name, route.sent, fresh))
+                    self.out.append(Chunk(node.run.id, name, route.sent, fresh, node.sample))
                 route.sent += len(fresh)
         channel = route.channel
         if channel is not None:
@@ -189,22 +195,21 @@ class Walk:
             self.fail(run, node, error)
             return
         node.done, node.unit = True, None
+        for sibling in node.siblings:
+            self.touch(sibling)
         for reader in node.readers.values():
             reader.detach()
             self.release(reader.channel.collect())
         self._reoffer_sources(node)
-        self.events.append(LoopDone(run.id, node.name))
-        if node.home:
-            self.out.append(Drop(node.home, ((run.id, node.name),)))
-            node.home = None
+        self.events.append(LoopDone(run.id, node.name, node.loop.held(node.state)))
         for route in node.routes.values():
             if route.channel is not None:
                 route.channel.close("done")
                 for reader in route.channel.readers:
                     self.touch(reader.node)
             for name in route.outputs:
-                self.out.append(OutputEnd(run.id, name, node.summary))
-                del run.open[name]
+                self.out.append(OutputEnd(run.id, name, node.summary, node.sample))
+                del run.open[name, node.sample]
         if not run.open:
             self.end(run, "done")
 

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_runtime.channel import Reader
-from omni_runtime.loop import DONE, Context
-from omni_runtime.work import AudioStep, Done, Push, StepResult, Summary, Wait, WorkUnit
+from omni_runtime.loop import DONE, Context, Fixed
+from omni_runtime.work import AudioStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
 WAIT_FRAMES = Wait("frames")
 
 
 class AudioState:
-    __slots__ = ("cut", "ctx", "frames", "kind", "scanned")
+    """Where a stream of frames stands."""
+
+    __slots__ = ("ctx", "cut", "draw", "frames", "kind", "scanned")
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.kind = ctx.kind()
+        self.draw = Draw(ctx.seed, ctx.node)
         self.frames: Reader = ctx.readers["frames"]
         self.scanned = 0
         self.cut = 0  # one past the last frame known to end a segment
 
 
-class AudioDecodeLoop:
+class AudioDecodeLoop(Fixed):
     """Steps of 1..n frames."""
 
     def init(self, ctx: Context) -> AudioState:
         return AudioState(ctx)
-
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
 
     def next(self, s: AudioState) -> WorkUnit | Wait | Done:
         frames = s.frames
@@ -54,10 +54,10 @@ class AudioDecodeLoop:
                 s.cut = at + 1
         s.scanned = len(items)
 
-    def bind(self, s: AudioState, size: int) -> AudioStep:
+    def bind(self, s: AudioState, size: int, reused: int = 0) -> AudioStep:
         frames = s.frames.peek(size + s.ctx.spec.ahead)
         last = s.frames.ended and len(frames) == s.frames.available
-        return AudioStep(s.frames.cursor, size, frames, last)
+        return AudioStep(s.frames.cursor, size, frames, last, s.draw)
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.frames.cursor * s.ctx.spec.hop

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_runtime.loop import DONE, Context
+from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.work import DenoiseStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
 
 class DenoiseState:
+    """Where a trajectory stands."""
+
     __slots__ = ("ctx", "draw", "kind", "step", "steps")
 
     def __init__(self, ctx: Context) -> None:
@@ -19,14 +21,11 @@ class DenoiseState:
         self.draw = Draw(ctx.seed, ctx.node)
 
 
-class DenoiseLoop:
+class DenoiseLoop(Fixed):
     """Steps that are all or nothing: `lo == hi == branches`."""
 
     def init(self, ctx: Context) -> DenoiseState:
         return DenoiseState(ctx)
-
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
 
     def next(self, s: DenoiseState) -> WorkUnit | Wait | Done:
         if s.step == s.steps:
@@ -34,7 +33,7 @@ class DenoiseLoop:
         rows = s.ctx.spec.branches
         return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, rows, rows, 0, s.step)
 
-    def bind(self, s: DenoiseState, size: int) -> DenoiseStep:
+    def bind(self, s: DenoiseState, size: int, reused: int = 0) -> DenoiseStep:
         return DenoiseStep(s.step, s.steps, s.draw, s.ctx.readers["conditioning"].peek(), tuple(s.ctx.params.size))
 
     def advance(self, s: DenoiseState, size: int, result: StepResult) -> Sequence[Push]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from omni_runtime.channel import Reader
-from omni_runtime.loop import DONE, Context
+from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.loops.clauses import clause_end
 from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
 
 class EachState:
+    """Which items or clauses were called for."""
+
     __slots__ = ("calls", "ctx", "cut", "kind", "offset", "pushed", "reader", "seen", "slot", "stale", "text")
 
     def __init__(self, ctx: Context) -> None:
@@ -27,14 +30,11 @@ class EachState:
         self.cut: int | None = None  # end of the clause that is offered
 
 
-class EachLoop:
+class EachLoop(Fixed):
     """Steps of one call each, in order."""
 
     def init(self, ctx: Context) -> EachState:
         return EachState(ctx)
-
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
 
     def next(self, s: EachState) -> WorkUnit | Wait | Done:
         if s.ctx.spec.segment == "clauses":
@@ -59,10 +59,14 @@ class EachLoop:
             s.cut = clause_end(s.text, s.offset, s.reader.ended, s.ctx.spec.longest)
             s.stale = False
 
-    def bind(self, s: EachState, size: int) -> CallStep:
-        inputs = {name: reader.peek() for name, reader in s.ctx.readers.items() if name != s.slot}
-        inputs[s.slot] = (s.text[s.offset : s.cut],) if s.cut is not None else s.reader.peek(1)
-        return CallStep(s.calls, inputs, s.ctx.params)
+    def bind(self, s: EachState, size: int, reused: int = 0) -> CallStep:
+        host: dict[str, tuple[Any, ...]] = {}
+        device: dict[str, tuple[Any, ...]] = {}
+        for name, reader in s.ctx.readers.items():
+            (device if reader.channel.device else host)[name] = reader.peek(1 if name == s.slot else None)
+        if s.cut is not None:
+            host[s.slot] = (s.text[s.offset : s.cut],)
+        return CallStep(s.calls, host, device, s.ctx.params)
 
     def advance(self, s: EachState, size: int, result: StepResult) -> Sequence[Push]:
         s.calls += 1

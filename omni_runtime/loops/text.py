@@ -9,7 +9,8 @@ class TextStream:
     """Incremental text of one sample.
 
     Joined, what `feed` and `end` return is the UTF-8 decoding of all bytes (malformed ones as U+FFFD), cut before the stop
-    string that is complete first (of two that end together, the longer one). Text that may still become a stop string is held back until it cannot.
+    string that is complete first (of two that end together, the longer one). Text that may still become a stop string is held
+    back until it cannot.
     """
 
     __slots__ = ("_bytes", "_held", "_stops", "stopped")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_runtime.scheduler.book import ExecBook, RunBook
-from omni_runtime.work import Admitted, Claim, Fail, Refuse
+from omni_runtime.work import Admitted, Claim, Fail, Forget, Refuse
 
 
 def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:
@@ -102,6 +102,9 @@ class Admission:
             if any(p in blocked or not executors[p[0]].ledgers[p[1]].can_reserve(n) for p, n in needs.items()):
                 blocked.update(needs)
                 continue
+            for (home, expert), n in needs.items():
+                if gone := executors[home].ledgers[expert].make_room(n):
+                    out.append(Forget(home, tuple(gone)))
             for claim in run.claims or ():
                 executors[run.homes[claim.expert]].ledgers[claim.expert].reserve(run.id, claim.loop, granted[claim.loop])
             del self.waiting[run.id]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any
 
 from omni_runtime.card import OpLimits
-from omni_runtime.scheduler.book import ExecBook, Offer
-from omni_runtime.work import Grant
+from omni_runtime.scheduler.book import ExecBook, Group, Offer
+from omni_runtime.work import Fork, Grant
 
-Group = tuple[str, str, tuple[Any, ...]]
 Heap = list[tuple[float, int, Offer]]
 
 
@@ -53,7 +51,8 @@ def pick(heap: Heap, limits: OpLimits) -> list[Offer]:
 
     A suspect (its last batch broke) runs alone until it is past the step that failed.
     """
-    budget, picked, put_back = limits.size, [], None
+    budget, put_back = limits.size, None
+    picked: list[Offer] = []
     while heap and len(picked) < limits.units:
         entry = heappop(heap)
         offer = entry[2]
@@ -83,21 +82,37 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
     for offer in picked:
         unit = offer.unit
         size = unit.lo
+        fork = _fork(ex, offer) if offer.chain and not unit.cached and ex.reuse else None
+        if fork is not None:
+            size += fork.length  # what is copied costs no budget
         if spare and unit.hi > size:
             more = min(unit.hi - size, spare)
             size += more
             spare -= more
         kind = unit.kind
-        blocks: tuple[int, ...] = ()
         if (kind.block or kind.fixed) and (not offer.held or unit.cached + size > offer.cover):
             need = kind.fixed - offer.held
             if kind.block:
                 need += -(-(unit.cached + size) // kind.block)
             if need > 0:
-                blocks = ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
+                ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
                 offer.held += need
-            if offer.cover < 0:
-                blocks = tuple(ex.ledgers[kind.expert].held.get((unit.run, unit.loop), ()))
             offer.cover = (offer.held - kind.fixed) * kind.block if kind.block else 1 << 62
-        made.append(Grant(unit.run, unit.loop, size, blocks))
+        blocks: tuple[int, ...] = ()
+        if offer.sent < offer.held:
+            blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])
+        offer.size = size
+        made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks, fork))
     return made
+
+
+def _fork(ex: ExecBook, offer: Offer) -> Fork | None:
+    """The longest beginning that another loop on this executor holds; at least one position is left to compute."""
+    unit = offer.unit
+    ledger = ex.ledgers[unit.kind.expert]
+    found = ledger.prefixes.find(offer.chain)
+    if found is None:
+        return None
+    key, blocks = found
+    ledger.used(key)
+    return Fork(*key, min(blocks * unit.kind.block, unit.hi - 1))

@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "a loop that is done keeps its memory",
         "scheduler/scheduler.py",
-        "            self._free(run, event.loop)",
+        "            self._release(run, event.loop, event.chain, out)",
         "            pass",
     ),
     Mutant("freed memory is not given on", "scheduler/scheduler.py", "self.admission.changed = True", "pass"),
@@ -105,7 +105,10 @@ MUTANTS = [
         "found.cancel_with_two_loops_in_one_batch()",
     ),
     Mutant(
-        "memory stays after a cancel", "scheduler/scheduler.py", "            self._free(run, claim.loop)", "            pass"
+        "memory stays after a cancel",
+        "scheduler/scheduler.py",
+        "            self._release(run, loop, (), out)",
+        "            pass",
     ),
     Mutant(
         "work goes on after a cancel",
@@ -141,7 +144,12 @@ MUTANTS = [
         "pass",
         "stories.a_guilty_unit_does_not_hold_up_its_neighbours()",
     ),
-    Mutant("blocks of a broken batch do not come again", "scheduler/scheduler.py", "                offer.cover = -1\n", ""),
+    Mutant(
+        "blocks of a broken batch do not come again",
+        "scheduler/fill.py",
+        "        if offer.sent < offer.held:",
+        "        if offer.sent < offer.held and not offer.run.solo:",
+    ),
     Mutant(
         "one batch more than slots",
         "scheduler/scheduler.py",

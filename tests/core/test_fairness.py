@@ -191,4 +191,4 @@ def test_an_offer_that_grows_keeps_its_place_and_is_granted_whole() -> None:
     assert scheduler.handle(2.0, [UnitReady(WorkUnit(2, "l", kind, 1, 1), 2.0)]) == []
     assert scheduler.handle(3.0, [UnitReady(WorkUnit(1, "l", kind, 1, 4), 3.0)]) == []
     (second,) = scheduler.handle(4.0, [BatchDone(first.batch)])
-    assert second.grants == [Grant(1, "l", 4, ())]
+    assert second.grants == [Grant(1, "l", 4, 0, ())]

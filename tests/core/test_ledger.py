@@ -34,7 +34,9 @@ class Blocks(RuleBasedStateMachine):
     @rule(run=RUNS, n=st.integers(1, 4))
     def take(self, run: int, n: int) -> None:
         if run in self.promised and len(self.given[run]) + n <= self.promised[run]:
-            got = self.ledger.take(run, "l", n)
+            before = len(self.ledger.held.get((run, "l"), ()))
+            self.ledger.take(run, "l", n)
+            got = self.ledger.held[run, "l"][before:]
             assert len(got) == n
             assert not set(got) & {block for blocks in self.given.values() for block in blocks}, "somebody has it"
             self.given[run] += got

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import toys
 from curse import CURSES, HARM, SPENT, Breakable, Curse, place
 
-from omni_runtime.card import Each, ExpertSpec, ModelCard, OpLimits, Port, Slot
+from omni_runtime.card import Each, ExpertSpec, ModelCard, OpLimits, Port, Slot, batch_limits
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
-from omni_runtime.sim import SimHandle, Simulation, limits
+from omni_runtime.sim import SimHandle, Simulation
 from omni_runtime.work import (
     Answer,
     Broken,
@@ -46,7 +46,7 @@ DUO = ModelCard(
     },
 )
 CARDS = (toys.CARD, DUO)
-LIMITS = limits(*CARDS)
+LIMITS = batch_limits(*CARDS)
 
 
 def prompted() -> Program:

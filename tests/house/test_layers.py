@@ -12,14 +12,16 @@ from checkout import modules
 VOCABULARY = {"errors", "card", "request", "work", "channel", "program", "loop"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
-WHOLE = ["sim", "observe", "engine", "handle", "runtime", "serve", "cli"]
+WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "commands", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
 MAY |= {layer: set(PURE[: i + 1]) for i, layer in enumerate(PURE)}
 MAY |= {layer: {"vocabulary", *DEVICE[: i + 1]} for i, layer in enumerate(DEVICE)}
 MAY |= {layer: {*PURE, *DEVICE, *WHOLE[: i + 1]} for i, layer in enumerate(WHOLE)}
 MAY["serve"] |= {"cards", "programs"}
-MAY["cli"] |= {"cards", "programs", "package"}
+MAY["ask"] |= {"cards", "programs"}
+MAY["commands"] |= {"package"}
+MAY["cli"] |= {"package"}
 MAY["package"] = {*PURE, *DEVICE, *WHOLE, "package"}  # what it exports, it imports when asked for
 
 ONLY = {"cards": {"errors", "card", "cards"}, "programs": {"errors", "card", "program", "cards", "programs"}}

@@ -1,0 +1,131 @@
+"""One question on the command line: text streams to the terminal, sound to a file that is valid at every moment."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from omni_runtime.errors import RequestError
+from omni_runtime.handle import Handle, Result
+from omni_runtime.programs.chat import chat
+from omni_runtime.programs.speak import speak
+from omni_runtime.request import resolve
+from omni_runtime.runtime import Runtime
+from omni_runtime.wav import WavWriter
+
+
+class Question(Struct, frozen=True):
+    """What `omni demo` and `omni run` ask for; see their options."""
+
+    text: str
+    speak: Path | None = None
+    json: bool = False
+    stats: bool = False
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    threads: int | None = None
+
+
+def ask(question: Question) -> None:
+    """Loads the models, asks, and shows the answer as it comes.
+
+    Raises:
+        OmniError: an option is wrong, the models cannot be loaded, or the request failed.
+    """
+    if not question.text.strip():
+        raise RequestError("the question is empty; ask something")
+    if question.speak is not None and not question.speak.resolve().parent.is_dir():
+        raise RequestError(f"{question.speak}: its folder does not exist; make it first")
+    program = speak() if question.speak else chat()
+    messages = [{"role": "system", "content": question.system}] if question.system is not None else []
+    messages.append({"role": "user", "content": question.text})
+    params: dict[str, Any] = {
+        "max_tokens": question.max_tokens,
+        "temperature": question.temperature,
+        "top_p": question.top_p,
+        "stop": question.stop,
+    }
+    outputs = ("text", "audio") if question.speak else ("text",)
+    resolve(0, program, 0, {"messages": messages, **params}, outputs=outputs, seed=question.seed)  # wrong options, before loading
+    began = time.perf_counter()
+    note = sys.stderr.isatty() and not question.json
+    if note:
+        print("loading the models ...", end="", file=sys.stderr, flush=True)
+    with Runtime(list(program.cards.values()), threads=question.threads) as runtime:
+        loaded = time.perf_counter() - began
+        if note:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        handle = runtime.submit(program, messages=messages, outputs=outputs, seed=question.seed, **params)
+        if question.stats:
+            print(f"> {question.text}\n", flush=True)
+        _follow(handle, question)
+        result = handle.result()
+    if question.json:
+        print(json.dumps(_as_json(result, question, loaded)))
+    elif question.stats:
+        print(_stats(result, question, loaded))
+
+
+def _follow(handle: Handle, question: Question) -> None:
+    rate = handle.sample_rates.get("audio")
+    wav = WavWriter(question.speak, rate) if question.speak and rate else None
+    try:
+        for chunk in handle:
+            if chunk.text is not None and not question.json:
+                print(chunk.text, end="", flush=True)
+            elif chunk.samples is not None and wav is not None:
+                wav.write(chunk.samples)
+    finally:
+        if wav is not None:
+            wav.close()
+        if not question.json:
+            print(flush=True)
+
+
+def _as_json(result: Result, question: Question, loaded: float) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "text": result.text,
+        "finish": result.finish,
+        "usage": result.usage,
+        "units": result.units,
+        "seed": result.seed,
+        "load_s": loaded,
+        "first_s": result.timings.first,
+        "total_s": result.timings.total,
+    }
+    if question.speak:
+        found["audio"] = {"path": str(question.speak), "seconds": seconds_of(result), "sample_rate": result.sample_rates["audio"]}
+    return found
+
+
+def seconds_of(result: Result) -> float:
+    """Length of the spoken answer."""
+    return len(result.audio) / result.sample_rates["audio"]
+
+
+def _stats(result: Result, question: Question, loaded: float) -> str:
+    times = result.timings
+    tokens = result.usage["think"]["completion_tokens"]
+    lines = ["", f"models loaded in      {loaded:6.2f} s"]
+    if "text" in times.first:
+        lines.append(f"time to first token   {times.first['text']:6.2f} s")
+    if question.speak:
+        sound = seconds_of(result)
+        if "audio" in times.first:
+            lines.append(f"time to first sound   {times.first['audio']:6.2f} s")
+        lines.append(f"all done after        {times.total:6.2f} s, with {tokens} tokens and {sound:.1f} s of sound")
+        if sound:
+            lines.append(f"real-time factor      {times.total / sound:6.2f}   (compute over sound; below 1 keeps up)")
+    lines.append("WorkUnits run         " + ", ".join(f"{loop} {n}" for loop, n in result.units.items()))
+    if question.speak:
+        lines.append(f"the answer is in      {question.speak}")
+    return "\n".join(lines)

@@ -1,0 +1,269 @@
+"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU: Llama, Qwen2, Qwen3.
+
+A call takes a ragged batch: spans of tokens of several sequences, prompts and single tokens mixed, one after the other along one
+axis, without padding. Linear layers see all tokens at once; attention runs span by span on the sequence's own contiguous cache,
+because gathering pages costs 3 to 4 times as much on a CPU.
+
+Suffixes: T tokens of all spans, S positions of one sequence, D width, H query heads, K key-value heads, G = H/K, E head
+dimension, V vocabulary, R spans that draw, L layers, N tokens of one span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from omni_runtime.errors import CheckpointError, RequestError
+from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.kernels import add_rms_norm, rms_norm
+from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
+
+
+class KVCache:
+    """Keys and values of one sequence, contiguous. It grows by doubling: each position is copied once on average.
+
+    Attributes:
+        length: positions that hold a token.
+    """
+
+    LEAST = 64  # positions
+
+    def __init__(self, config: DecoderConfig, device: str = "cpu") -> None:
+        self.length = 0
+        self._limit = config.positions
+        # Layer l: keys at 2l, values at 2l + 1.
+        self._kv_LKSE = torch.empty(2 * config.layers, config.kv_heads, 0, config.head_dim, device=device)
+
+    def reserve(self, length: int) -> None:
+        """Makes room for `length` positions, keeping what is there."""
+        have = self._kv_LKSE.shape[2]
+        if length <= have:
+            return
+        room = min(max(length, 2 * have, self.LEAST), max(self._limit, length))
+        size = list(self._kv_LKSE.shape)
+        size[2] = room
+        grown = self._kv_LKSE.new_empty(size)
+        grown[:, :, : self.length] = self._kv_LKSE[:, :, : self.length]
+        self._kv_LKSE = grown
+
+    def begin_as(self, other: KVCache, length: int) -> None:
+        """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
+        assert length <= other.length, f"a copy of {length} positions from a cache of {other.length}"
+        self.length = 0
+        self.reserve(length)
+        self._kv_LKSE[:, :, :length] = other._kv_LKSE[:, :, :length]
+        self.length = length
+
+    def views(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        """Positions start..stop of K and V of every layer, [1, K, stop-start, E] each, in the order k0, v0, k1, v1, ..."""
+        return self._kv_LKSE[:, None, :, start:stop].unbind()
+
+    @property
+    def nbytes(self) -> int:
+        return self._kv_LKSE.nbytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens at positions start .. start+len(tokens) of the sequence in `cache`; positions before must be there already."""
+
+    cache: KVCache
+    start: int
+    tokens: Sequence[int]
+    draw: bool = False  # compute the logits after the last token
+
+
+@dataclass(frozen=True)
+class _Layer:
+    norm_D: torch.Tensor
+    qkv: Linear
+    out: Linear
+    ffn_norm_D: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    q_norm_E: torch.Tensor | None
+    k_norm_E: torch.Tensor | None
+
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""q_NHE, k_1KSE, v_1KSE → [N, H·E]"""
+
+
+class DecoderLM:
+    """Resident weights, float32.
+
+    `weights` has exactly the names of `parameter_shapes`; each is read once, layer by layer, so a lazy mapping never holds all.
+    `layout` is that of `linear.linear`.
+
+    Raises:
+        CheckpointError: a tensor is missing, surplus or of another shape.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], device: str = "cpu", layout: str = "auto"
+    ) -> None:
+        self.config, self.device = config, torch.device(device)
+        shapes = parameter_shapes(config)
+        if odd := sorted(set(weights) ^ set(shapes)):
+            what = "missing" if odd[0] in shapes else "not part of this decoder"
+            raise CheckpointError(f"tensor {odd[0]!r} is {what}; {len(odd)} names differ in all")
+
+        def take(name: str) -> torch.Tensor:
+            weight = weights[name]
+            if tuple(weight.shape) != shapes[name]:
+                raise CheckpointError(f"tensor {name!r} has shape {tuple(weight.shape)}, the configuration asks {shapes[name]}")
+            return weight.detach().to(self.device, torch.float32)
+
+        def fused(prefix: str, parts: tuple[str, ...], bias: bool = False) -> Linear:
+            biases_N = torch.cat([take(f"{prefix}.{part}_proj.bias") for part in parts]) if bias else None
+            return linear(torch.cat([take(f"{prefix}.{part}_proj.weight") for part in parts]), biases_N, layout)
+
+        with torch.inference_mode():
+            self._embedding_VD = take("model.embed_tokens.weight")
+            self._norm_D = take("model.norm.weight")
+            self._head = linear(self._embedding_VD if config.tied else take("lm_head.weight"), None, layout)
+            self._layers = []
+            for i in range(config.layers):
+                at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+                layer = _Layer(
+                    norm_D=take(f"model.layers.{i}.input_layernorm.weight"),
+                    qkv=fused(at, ("q", "k", "v"), config.qkv_bias),
+                    out=fused(at, ("o",)),
+                    ffn_norm_D=take(f"model.layers.{i}.post_attention_layernorm.weight"),
+                    gate_up=fused(mlp, ("gate", "up")),
+                    down=fused(mlp, ("down",)),
+                    q_norm_E=take(f"{at}.q_norm.weight") if config.qk_norm else None,
+                    k_norm_E=take(f"{at}.k_norm.weight") if config.qk_norm else None,
+                )
+                self._layers.append(layer)
+            self._turn = _Rotary(config, self.device)
+
+    def cache(self) -> KVCache:
+        """An empty cache for one sequence."""
+        return KVCache(self.config, str(self.device))
+
+    def check(self, span: Span) -> None:
+        """Whether a span can run.
+
+        Raises:
+            RequestError: it is empty, a token is not in the vocabulary, or it ends beyond the last position.
+            AssertionError: it starts beyond what its cache holds: a bug of the caller.
+        """
+        assert 0 <= span.start <= span.cache.length, f"span starts at {span.start}, its cache holds {span.cache.length} positions"
+        if not span.tokens:
+            raise RequestError("tokens: at least one token needed")
+        if not 0 <= min(span.tokens) <= max(span.tokens) < self.config.vocab:
+            wrong = next(token for token in span.tokens if not 0 <= token < self.config.vocab)
+            raise RequestError(f"tokens: {wrong} is not in the vocabulary of {self.config.vocab}")
+        if (stop := span.start + len(span.tokens)) > self.config.positions:
+            raise RequestError(f"tokens: {stop} positions, the model takes {self.config.positions}; shorten the prompt")
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Spans of different sequences together: (logits_RV of the spans that draw, in order; hidden_TD after the last norm).
+
+        Caches are written at the positions of their span and then end with it: running a span again is harmless, and a lower
+        `start` forgets what came after. After an exception they hold the positions before `start`. For errors see `check`.
+        """
+        assert spans, "no spans"
+        assert len({id(span.cache) for span in spans}) == len(spans), "two spans of one sequence in a batch"
+        for span in spans:
+            self.check(span)
+        config = self.config
+        lengths = [len(span.tokens) for span in spans]
+        ids_T = torch.tensor([token for span in spans for token in span.tokens], device=self.device)
+        positions = [range(span.start, span.start + len(span.tokens)) for span in spans]
+        cos_T1E, sin_T1E = self._turn.tables([position for run in positions for position in run])
+        for span, run in zip(spans, positions, strict=True):
+            span.cache.length = span.start
+            span.cache.reserve(run.stop)
+        # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
+        reach = [(span.cache, run) for span, run in zip(spans, positions, strict=True)]
+        written = list(zip(*(cache.views(run.start, run.stop) for cache, run in reach), strict=True))
+        seen = list(zip(*(cache.views(0, run.stop) for cache, run in reach), strict=True))
+        attends = [self._attend(span.start, len(span.tokens)) for span in spans]
+        turned = config.heads + config.kv_heads
+
+        x_TD = F.embedding(ids_T, self._embedding_VD)
+        h_TD = rms_norm(x_TD, self._layers[0].norm_D, config.eps)
+        for i, layer in enumerate(self._layers):
+            qkv_THE = layer.qkv(h_TD).view(len(ids_T), turned + config.kv_heads, config.head_dim)
+            qk_THE = qkv_THE[:, :turned]
+            if layer.q_norm_E is not None and layer.k_norm_E is not None:
+                q_THE, k_TKE = qk_THE[:, : config.heads], qk_THE[:, config.heads :]
+                qk_THE = torch.cat([rms_norm(q_THE, layer.q_norm_E, config.eps), rms_norm(k_TKE, layer.k_norm_E, config.eps)], 1)
+            # (a, b) of a head turn to (a cos - b sin, b cos + a sin); the sign of the sine is in its table.
+            qk_THE = (qk_THE * cos_T1E).addcmul_(qk_THE.roll(config.head_dim // 2, -1), sin_T1E)
+            k_KTE, v_KTE = qk_THE[:, config.heads :].transpose(0, 1), qkv_THE[:, turned:].transpose(0, 1)
+            for place_1KNE, new_KNE in zip(written[2 * i], k_KTE.split_with_sizes(lengths, 1), strict=True):
+                place_1KNE.copy_(new_KNE)
+            for place_1KNE, new_KNE in zip(written[2 * i + 1], v_KTE.split_with_sizes(lengths, 1), strict=True):
+                place_1KNE.copy_(new_KNE)
+            parts = qk_THE[:, : config.heads].split_with_sizes(lengths)
+            mixed = [attend(q, k, v) for attend, q, k, v in zip(attends, parts, seen[2 * i], seen[2 * i + 1], strict=True)]
+            attended_TX = torch.cat(mixed) if len(mixed) > 1 else mixed[0]
+            h_TD, x_TD = add_rms_norm(layer.out(attended_TX), x_TD, layer.ffn_norm_D, config.eps)
+            gate_TF, up_TF = layer.gate_up(h_TD).chunk(2, -1)
+            delta_TD = layer.down(F.silu(gate_TF).mul_(up_TF))
+            after_D = self._layers[i + 1].norm_D if i + 1 < config.layers else self._norm_D
+            h_TD, x_TD = add_rms_norm(delta_TD, x_TD, after_D, config.eps)
+        ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
+        logits_RV = self._head(h_TD[ends]) if ends else h_TD.new_empty(0, config.vocab)
+        for cache, run in reach:
+            cache.length = run.stop
+        return logits_RV, h_TD
+
+    def _attend(self, start: int, count: int) -> Attend:
+        """Attention of one span. Query heads that share a key head are rows of one product where there is one position."""
+        heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        attention = F.scaled_dot_product_attention
+        if count == 1:
+
+            def one(q_1HE: torch.Tensor, k_1KSE: torch.Tensor, v_1KSE: torch.Tensor) -> torch.Tensor:
+                return attention(q_1HE.view(1, kv_heads, heads // kv_heads, head_dim), k_1KSE, v_1KSE).view(1, heads * head_dim)
+
+            return one
+        mask_NS = None
+        if start:
+            mask_NS = torch.full((count, start + count), float("-inf"), device=self.device).triu_(start + 1)
+
+        def many(q_NHE: torch.Tensor, k_1KSE: torch.Tensor, v_1KSE: torch.Tensor) -> torch.Tensor:
+            q_1HNE = q_NHE.transpose(0, 1)[None]
+            causal, grouped = mask_NS is None, heads > kv_heads
+            out_1HNE = attention(q_1HNE, k_1KSE, v_1KSE, attn_mask=mask_NS, is_causal=causal, enable_gqa=grouped)
+            return out_1HNE[0].transpose(0, 1).reshape(count, heads * head_dim)
+
+        return many
+
+
+class _Rotary:
+    """Tables of rotary position embedding (Su et al. 2021, equation 34), halves rather than pairs. They grow on demand."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device) -> None:
+        self._device, self._limit = device, config.positions
+        exponent = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+        self._frequency = 1.0 / config.rope_theta**exponent
+        self._grow(min(1024, self._limit))
+
+    def tables(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos_T1E and sin_T1E, the first half of the sines negated."""
+        if max(positions) >= len(self._cos_S1E):
+            self._grow(min(2 * max(positions) + 2, self._limit))
+        index_T = torch.tensor(positions, device=self._device)
+        return self._cos_S1E[index_T], self._sin_S1E[index_T]
+
+    def _grow(self, length: int) -> None:
+        angle = torch.arange(length).float()[:, None] * self._frequency
+        self._cos_S1E = torch.cat([angle.cos(), angle.cos()], -1)[:, None].to(self._device)
+        self._sin_S1E = torch.cat([-angle.sin(), angle.sin()], -1)[:, None].to(self._device)
+
+
+def _running(lengths: Sequence[int]) -> list[int]:
+    total, sums = 0, []
+    for length in lengths:
+        total += length
+        sums.append(total)
+    return sums

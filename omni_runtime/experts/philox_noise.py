@@ -1,0 +1,35 @@
+"""Noise by position: any stretch of it can be made alone and is the same whoever asks, in whatever pieces.
+
+Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") turns (key, counter) into four random words.
+Box and Muller (1958) turn one word, as two uniform halves u and v, into a complex normal: sqrt(-2 ln u) * exp(2 pi i v).
+numpy promises the words of its Philox for ever, but not what its `standard_normal` makes of them: so only the words are its.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+HALF = 2.0**-32
+
+
+def complex_noise(seed: int, first: int, count: int, width: int) -> npt.NDArray[np.complex64]:
+    """Rows first .. first+count of an endless table of complex normals, real and imaginary part each of variance 1.
+
+    Args:
+        seed: 0 .. 2**128 - 1, the key.
+        first: number of the first row, at least 0.
+        width: entries in a row; a row takes ceil(width / 4) counters.
+
+    Returns:
+        complex64 [count, width].
+    """
+    counters = -(-width // 4)
+    words = np.random.Philox(key=seed, counter=first * counters).random_raw(count * counters * 4)
+    halves = words.view(np.uint32).reshape(count, counters * 4, 2)[:, :width].astype(np.float32)
+    radius = np.sqrt(-2.0 * np.log((halves[..., 0] + np.float32(0.5)) * np.float32(HALF)))
+    angle = halves[..., 1] * np.float32(2.0 * np.pi * HALF)
+    noise = np.empty((count, width), np.complex64)
+    np.multiply(radius, np.cos(angle), out=noise.real)
+    np.multiply(radius, np.sin(angle), out=noise.imag)
+    return noise

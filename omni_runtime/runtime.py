@@ -1,0 +1,160 @@
+"""The public face: load cards, submit programs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any, Literal
+
+from omni_runtime.card import ModelCard, batch_limits
+from omni_runtime.core import Core
+from omni_runtime.engine import Engine
+from omni_runtime.errors import CardError, RequestError, unknown
+from omni_runtime.executors.base import Executor
+from omni_runtime.executors.loopback import LoopbackExecutor
+from omni_runtime.executors.thread import ThreadExecutor
+from omni_runtime.handle import Handle, OutputKind
+from omni_runtime.program import Program
+from omni_runtime.request import SEEDS, resolve
+
+
+class Runtime:
+    """Loads the experts of some cards and serves requests until it is closed.
+
+    Args:
+        cards: the models; at least one.
+        device: where experts run that are not the host's, as torch names it.
+        executor: "thread", or "loopback" which also encodes every message both ways, as the tests do.
+        executors: instead of the ones that would be made from `cards`, `device` and `executor`.
+        kv_bytes: memory for the KV caches of each expert that has one.
+        max_requests: live requests before new ones are refused as overload.
+        slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
+        threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
+        prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
+
+    Raises:
+        CardError, CheckpointError, MissingExtra: a card cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        cards: Iterable[ModelCard],
+        *,
+        device: str = "cpu",
+        executor: Literal["thread", "loopback"] = "thread",
+        executors: list[Executor] | None = None,
+        kv_bytes: int = 1 << 30,
+        max_requests: int = 20_000,
+        slots: int = 1,
+        threads: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
+        cards = list(cards)
+        self.cards = {card.name: card for card in cards}
+        if not cards or len(self.cards) < len(cards):
+            raise CardError(f"give one or more cards of different names, not {[c.name for c in cards]}")
+        if executor not in ("thread", "loopback"):
+            raise CardError(f"executor={executor!r}: " + unknown("executor", executor, ("thread", "loopback")))
+        if executors is None:
+            made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
+            executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
+        self._ids = count(1)
+        self._engine = Engine(Core(batch_limits(*cards), max_requests), executors, time.monotonic)
+
+    def submit(
+        self,
+        program: Program,
+        *,
+        outputs: Sequence[str] | str | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        priority: Literal["high", "normal", "low"] = "normal",
+        label: str = "",
+        **given: Any,
+    ) -> Handle:
+        """Takes a request and returns at once.
+
+        Args:
+            program: what to run; its cards must be loaded.
+            outputs: the outputs that are wanted; loops that serve none of them do not run. All by default.
+            seed: 0 .. 2**63-1. The same seed gives the same answer, alone or in a crowd. One is drawn if there is none.
+            n: how many samples; they share all work before the first draw, and sample i has seed + i.
+            priority: how long the request's steps may wait for others'.
+            label: the caller's own name for the request.
+            given: the program's inputs by name; parameters of loops, either `think={"max_tokens": 8}` or, where one loop
+                only takes it, `max_tokens=8`.
+
+        Raises:
+            ProgramError: the program is wrong.
+            RequestError: an argument is unknown, missing or out of range.
+            EngineStopped: the runtime is closed.
+
+        A request that can never fit, or that comes when too many are alive, is refused through its handle.
+        """
+        for name, card in program.cards.items():
+            if self.cards.get(name) != card:
+                what = (
+                    unknown("card", name, self.cards) if name not in self.cards else f"card {name!r} is loaded as another version"
+                )
+                raise RequestError(f"program {program.name!r}: {what}; load it with Runtime([...])")
+        run = next(self._ids)
+        wanted = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+        request, submit = resolve(
+            run, program, secrets.randbelow(SEEDS), given, outputs=wanted, seed=seed, n=n, priority=priority, label=label
+        )
+        kinds = {}
+        steps = {step.name: step for step in submit.plan.steps}
+        for name in submit.plan.outputs:
+            port = program.outputs[name]
+            spec = program.spec(port.node)
+            shared = not (steps[port.node].apart or spec.draws)
+            kinds[name] = OutputKind(spec.ports[port.port].type, shared, getattr(spec, "sample_rate", 0))
+        handle = Handle(run, request.label, submit.seed, submit.n, kinds, time.monotonic(), self._engine.cancel)
+        self._engine.submit(submit, handle)
+        return handle
+
+    def story(self, handle: Handle) -> list[str]:
+        """What led a request to where it is, oldest first: for a human who asks why nothing comes."""
+        return self._engine.story(handle.id)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is alive and every book is closed."""
+        return self._engine.idle
+
+    def close(self) -> None:
+        """Cancels what is alive, waits for the batches that run, and lets go of everything; idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _executors(
+    cards: Sequence[ModelCard], device: str, kv_bytes: int, *, slots: int, threads: int | None, reuse: bool
+) -> list[ThreadExecutor]:
+    """One thread for the host's experts and one for the device's."""
+    made = []
+    for place, name, where in (("host", "host#1", "cpu"), ("device", f"{device.replace(':', '')}#1", device)):
+        experts = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == place}
+        pools = {}
+        for card in cards:
+            for loop in card.loops.values():
+                spec = card.experts[loop.expert]
+                if spec.place == place and (spec.bytes_per_position or loop.state_blocks):
+                    per_block = spec.bytes_per_position * spec.block
+                    pools[f"{card.name}/{loop.expert}"] = kv_bytes // per_block if per_block else 1 << 16
+        if experts:
+            on_device = place == "device"
+            made.append(
+                ThreadExecutor(
+                    name, experts, pools, where, slots=slots, threads=threads if on_device else None, reuse=reuse and on_device
+                )
+            )
+    return made

@@ -1,0 +1,116 @@
+"""The `omni` command: one sentence and a non-zero exit for everything that is wrong, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def omni(*args: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "omni_runtime", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, input=stdin, timeout=300, check=False)
+
+
+def test_show_and_check() -> None:
+    shown = omni("show", "speak")
+    assert shown.returncode == 0, shown.stderr
+    for word in ("tokenize", "ar_decode", "<~ think.text", "output audio = speak.samples"):
+        assert word in shown.stdout
+    assert omni("show", "speak", "--mermaid").stdout.startswith("flowchart LR")
+    for name in ("chat", "speak", "smollm2", "hibari", "omni_runtime.programs.speak:speak"):
+        found = omni("check", name)
+        assert found.returncode == 0, found.stderr
+        assert found.stdout.strip().endswith("fine")
+
+
+BROKEN = """
+from omni_runtime import Program, ModelCard
+from omni_runtime.cards.smollm2 import smollm2
+def dangling():
+    p = Program("dangling", smollm2())
+    p.loop("think")
+    return p
+def silent():
+    return Program("silent", smollm2())
+number = 3
+raise_ = lambda: 1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("show", "speek"), ["speek", "did you mean 'speak'"]),
+        (("show", "smollm2"), ["is a card", "omni check smollm2"]),
+        (("check", "nowhere:x"), ["nowhere"]),
+        (("check", "broken.py:dangling"), ["prompt", "not wired"]),
+        (("check", "broken.py:silent"), ["has no output"]),
+        (("check", "broken.py:number"), ["int", "not a ModelCard"]),
+        (("check", "broken.py:nothing"), ["nothing", "unknown name"]),
+        (("check", "missing.py:x"), ["missing.py", "no such file"]),
+        (("check", "broken.py:raise_"), ["raise_", "ZeroDivisionError"]),
+        (("run", ""), ["question is empty"]),
+        (("run", "hi", "--speak", "nowhere/x.wav"), ["nowhere/x.wav", "folder does not exist"]),
+        (("run", "hi", "--temperature", "-1"), ["temperature", "-1"]),
+        (("run", "hi", "--top-p", "0"), ["top_p", "0"]),
+        (("run", "hi", "--max-tokens", "-3"), ["max_tokens", "-3"]),
+        (("run", "hi", "--seed", "-3"), ["seed", "-3"]),
+        (("run", "hi", "--stop", ""), ["stop", "empty"]),
+    ],
+)
+def test_errors_are_one_sentence(args: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    found = omni(*args, cwd=tmp_path)
+    assert found.returncode == 1, found
+    assert found.stdout == ""
+    assert found.stderr.startswith("omni: ")
+    assert len(found.stderr.strip().splitlines()) == 1, found.stderr
+    for word in words:
+        assert word in found.stderr, found.stderr
+
+
+@pytest.mark.parametrize("args", [("run",), ("fly",), ("run", "hi", "--max-tokens", "x"), ("show", "speak", "--colour")])
+def test_usage_errors(args: tuple[str, ...]) -> None:
+    found = omni(*args)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert found.stderr
+
+
+def test_help() -> None:
+    found = omni("--help")
+    assert found.returncode == 0
+    for command in ("demo", "run", "show", "check"):
+        assert command in found.stdout
+
+
+@pytest.mark.oracle
+def test_run_in_json_with_speech(tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    found = omni("run", "-", "--json", "--speak", str(out), "--max-tokens", "12", stdin="What is the capital of France?")
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout)
+    assert "Paris" in said["text"]
+    assert said["usage"]["think"]["completion_tokens"] <= 12
+    assert said["units"]["think"] >= 2
+    with wave.open(str(out)) as file:
+        assert file.getnframes() == round(said["audio"]["seconds"] * 24_000) > 24_000
+
+
+@pytest.mark.oracle
+def test_demo_in_an_unwritable_place(tmp_path: Path) -> None:
+    folder = tmp_path / "answer.wav"
+    folder.mkdir()
+    found = omni("demo", "--out", str(folder))
+    assert found.returncode == 1
+    assert "Traceback" not in found.stderr
+    assert "answer.wav" in found.stderr
