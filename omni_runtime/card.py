@@ -49,6 +49,7 @@ class OpLimits(Value):
 
     units: int = Field(default=64, ge=1)
     size: int = Field(default=512, ge=1)  # summed over the units: tokens, frames, rows or calls
+    chunk: int | None = Field(default=None, ge=1)  # most for one unit while anything else waits; None: as `size`
 
 
 class ExpertSpec(Value):

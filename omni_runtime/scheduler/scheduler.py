@@ -205,7 +205,11 @@ class Scheduler:
         ex.flying[batch] = picked
         ex.groups[batch] = group
         self.where[batch] = ex
-        out.append(Dispatch(batch, ex.name, group[0], group[1], grants(ex, picked, limits)))
+        # Only a unit that wants more than a chunk makes it matter who else waits.
+        alone = limits.chunk is None or (
+            len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex.name, {0: group}) is None)
+        )
+        out.append(Dispatch(batch, ex.name, group[0], group[1], grants(ex, picked, limits, alone)))
         return True
 
     # -- Books
