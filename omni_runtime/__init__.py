@@ -29,11 +29,13 @@ if typing.TYPE_CHECKING:
         DiffusionDenoise,
         Each,
         ExpertSpec,
+        FlowMatch,
         LoopSpec,
         ModelCard,
         OneShot,
         OpLimits,
         Port,
+        Raster,
         Slot,
     )
     from omni_runtime.executors.simulated import SimulatedExecutor
@@ -44,7 +46,7 @@ if typing.TYPE_CHECKING:
     from omni_runtime.wav import WavWriter
 
 _MODULES = {  # nothing heavy is imported before it is asked for
-    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot",
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowMatch LoopSpec ModelCard OneShot OpLimits Port Raster Slot",
     "handle": "Handle Result StreamChunk",
     "program": "Program",
     "runtime": "Runtime",
@@ -64,6 +66,7 @@ __all__ = [
     "EngineStopped",
     "ExecutorLost",
     "ExpertSpec",
+    "FlowMatch",
     "Handle",
     "LoopSpec",
     "MissingExtra",
@@ -75,6 +78,7 @@ __all__ = [
     "Port",
     "Program",
     "ProgramError",
+    "Raster",
     "RequestCancelled",
     "RequestError",
     "RequestFailed",
