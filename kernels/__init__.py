@@ -12,6 +12,8 @@ from importlib.util import find_spec
 
 import torch
 from omni_runtime.kernels import norm
+from omni_runtime.kernels.adaln import gate, modulate
+from omni_runtime.kernels.euler import guided_euler
 
 from omni_runtime.errors import MissingExtra, OmniError
 
