@@ -14,7 +14,7 @@ def rms_norm(x_RD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
 
     Any number of leading axes. `eps` is in units of x².
     """
-    if x_RD.dtype == torch.float32:  # one call of 9 µs where the formula below takes 13 µs for a row of 576
+    if x_RD.dtype == torch.float32:  # 11 µs for a row of 576, where the formula below takes 13
         return F.rms_norm(x_RD, weight_D.shape, weight_D.float(), eps)
     return _formula(x_RD.float(), weight_D.float(), eps).to(x_RD.dtype)
 

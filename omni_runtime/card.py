@@ -93,6 +93,11 @@ class LoopSpec(Value):
         """Whether state grows by one position per unit of size."""
         return False
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws at random: the samples of a request part at the first such loop."""
+        return False
+
 
 class ArDecode(LoopSpec):
     """Autoregressive decoding of tokens."""
@@ -110,6 +115,10 @@ class ArDecode(LoopSpec):
 
     @property
     def grows(self) -> bool:
+        return True
+
+    @property
+    def draws(self) -> bool:
         return True
 
 
@@ -203,6 +212,10 @@ class DiffusionDenoise(LoopSpec):
     max_steps: int = Field(default=1000, ge=1)
     schedule: FlowMatch = FlowMatch()
     raster: Raster = Raster()
+
+    @property
+    def draws(self) -> bool:
+        return True
 
 
 class Each(LoopSpec):

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
 from omni_runtime.scheduler import check as books
 from omni_runtime.scheduler.scheduler import Scheduler
-from omni_runtime.work import Admitted, Answer, Broken, Cancel, Command, Dispatch, ExecutorDown, ExecutorUp, Input, Submit
+from omni_runtime.work import Admitted, Answer, Broken, Command, Dispatch, End, ExecutorDown, ExecutorUp, Input, Submit
 
 REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgotten
 
@@ -43,13 +43,18 @@ class Core:
         out: list[Command] = []
         flow.out = out
         for item in inputs:
-            if type(item) is not Answer:
-                self._log.append((now, _noted(item)))
+            if type(item) is Submit:  # without what it carries: thousands are remembered
+                self._log.append((now, replace(item, inputs={}, params={})))
+            elif type(item) is not Answer:
+                self._log.append((now, item))
             flow.apply(item)
         while True:
             flow.settle()
             events = flow.events
             if not events:
+                if flow.ends:
+                    self._log.extend((now, end) for end in flow.ends)
+                    flow.ends = []
                 return out
             flow.events = []
             for order in scheduler.handle(now, events):
@@ -92,25 +97,13 @@ class Core:
         for node in state.nodes.values():
             waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
-        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {', '.join(state.open)}")]
-
-
-class _Submitted(Struct, frozen=True):
-    """What the log keeps of a submit: not its inputs, which may be large."""
-
-    run: int
-    told: str
-
-
-def _noted(item: Any) -> Any:
-    if isinstance(item, Submit):
-        return _Submitted(item.run, f"submit {item.plan.program} for {', '.join(item.plan.outputs)}")
-    return item
+        still = ", ".join(dict.fromkeys(name for name, _ in state.open))
+        return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {still}")]
 
 
 def _tell(item: Any, run: int) -> str:
-    if isinstance(item, _Submitted):
-        return item.told if item.run == run else ""
+    if isinstance(item, Submit) and item.run == run:
+        return f"submit {item.plan.program} for {', '.join(item.plan.outputs)}"
     if isinstance(item, Dispatch):
         mine = [f"{g.loop} x{g.size}" for g in item.grants if g.run == run]
         beside = f" beside {len(item.grants) - len(mine)}" if len(item.grants) > len(mine) else ""
@@ -121,6 +114,8 @@ def _tell(item: Any, run: int) -> str:
         return f"executor {item.executor} {'up' if isinstance(item, ExecutorUp) else 'down'}"
     if isinstance(item, Admitted) and item.run == run:
         return f"admitted with {sum(item.blocks.values())} blocks"
-    if isinstance(item, Cancel) and item.run == run:
-        return "cancel"
+    if isinstance(item, End) and item.run == run:
+        return f"ended: {item.reason}" + (f", {item.detail}" if item.detail else "")
+    if getattr(item, "run", None) == run and not isinstance(item, Submit | End):
+        return type(item).__name__.lower()
     return ""

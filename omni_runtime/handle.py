@@ -37,6 +37,7 @@ class OutputKind(Struct, frozen=True):
     """What an output consists of."""
 
     type: str  # text | samples | token | ...
+    shared: bool = False  # one for all samples of a request: nothing before it draws at random
     sample_rate: int = 0  # Hz, of samples
 
 
@@ -49,7 +50,7 @@ class StreamChunk(Struct, frozen=True):
     output: str
     seq: int
     start: int
-    sample: int = 0  # which of n samples; always 0 until requests may ask for several
+    sample: int = 0  # which of n samples
     text: str | None = None
     samples: np.ndarray[Any, np.dtype[np.float32]] | None = None
     tokens: tuple[int, ...] | None = None
@@ -64,16 +65,12 @@ class Timings(Struct, frozen=True):
     total: float = 0.0
 
 
-class Result(Struct, frozen=True):
-    """All of a request. `outputs` holds str for text, a float32 array for samples, a list for anything else."""
+class Sample(Struct, frozen=True):
+    """One answer. `outputs` holds str for text, a float32 array for samples, a list for anything else."""
 
     outputs: dict[str, Any]
     finish: dict[str, str]  # by output: stop | length | done; an output that did not get to its end is missing
-    usage: dict[str, dict[str, int]]  # by loop
-    units: dict[str, int]  # WorkUnits run, by loop
-    timings: Timings
-    seed: int
-    sample_rates: dict[str, int] = field(default_factory=dict)
+    seed: int  # the same answer comes again when a request for one sample has this seed
 
     @property
     def text(self) -> str:
@@ -88,6 +85,41 @@ class Result(Struct, frozen=True):
         return found
 
 
+class Result(Struct, frozen=True):
+    """All of a request. Where it asked for one sample, `outputs`, `text` and so on are that sample's."""
+
+    samples: tuple[Sample, ...]
+    usage: dict[str, dict[str, int]]  # by loop; those of further samples are called "loop#1", ...
+    units: dict[str, int]  # WorkUnits run, by loop
+    timings: Timings
+    sample_rates: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """Of the first sample; the next has one more."""
+        return self.samples[0].seed
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """Of the first sample."""
+        return self.samples[0].outputs
+
+    @property
+    def finish(self) -> dict[str, str]:
+        """Of the first sample."""
+        return self.samples[0].finish
+
+    @property
+    def text(self) -> str:
+        """The first sample's output named "text"."""
+        return self.samples[0].text
+
+    @property
+    def audio(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The first sample's output named "audio"."""
+        return self.samples[0].audio
+
+
 class Handle:
     """A request that was taken.
 
@@ -97,19 +129,27 @@ class Handle:
     """
 
     def __init__(
-        self, run: int, label: str, seed: int, kinds: dict[str, OutputKind], submitted: float, cancel: Callable[[int], None]
+        self,
+        run: int,
+        label: str,
+        seed: int,
+        n: int,
+        kinds: dict[str, OutputKind],
+        submitted: float,
+        cancel: Callable[[int], None],
     ) -> None:
         self.id = run
         self.label = label
         self.seed = seed
+        self.n = n
         self._kinds = kinds
         self._submitted = submitted
         self._cancel = cancel
         self._changed = Condition()
         self._chunks: list[StreamChunk] = []
-        self._counts = dict.fromkeys(kinds, 0)
+        self._counts: dict[tuple[str, int], int] = {}
         self._times: dict[str, list[float]] = {}  # first and last chunk of an output
-        self._ends: dict[str, Summary] = {}
+        self._ends: dict[tuple[str, int], Summary] = {}
         self._end: End | None = None
         self._total = 0.0
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -122,7 +162,7 @@ class Handle:
                 self._chunks.append(self._chunk(news))
                 self._times.setdefault(news.output, [now, now])[1] = now
             elif isinstance(news, OutputEnd):
-                self._ends[news.output] = news.summary
+                self._ends[news.output, news.sample] = news.summary
                 return
             else:
                 self._end = news
@@ -136,16 +176,17 @@ class Handle:
                 continue
 
     def _chunk(self, news: Chunk) -> StreamChunk:
-        seq = self._counts[news.output]
-        self._counts[news.output] = seq + 1
+        which = (news.output, news.sample)
+        seq = self._counts.get(which, 0)
+        self._counts[which] = seq + 1
         items, kind = news.items, self._kinds[news.output].type
         if kind == "text":
-            return StreamChunk(news.output, seq, news.start, text="".join(items))
+            return StreamChunk(news.output, seq, news.start, news.sample, text="".join(items))
         if kind == "samples":
-            return StreamChunk(news.output, seq, news.start, samples=np.asarray(items, np.float32))
+            return StreamChunk(news.output, seq, news.start, news.sample, samples=np.asarray(items, np.float32))
         if kind == "token":
-            return StreamChunk(news.output, seq, news.start, tokens=tuple(items))
-        return StreamChunk(news.output, seq, news.start, items=tuple(items))
+            return StreamChunk(news.output, seq, news.start, news.sample, tokens=tuple(items))
+        return StreamChunk(news.output, seq, news.start, news.sample, items=tuple(items))
 
     # -- The caller's side
 
@@ -240,26 +281,33 @@ class Handle:
     def _result(self) -> Result:
         end = self._end
         assert end is not None
+        return Result(
+            samples=tuple(self._sample(i) for i in range(self.n)),
+            usage=end.usage,
+            units=end.units,
+            timings=Timings(
+                {name: times[0] - self._submitted for name, times in self._times.items()},
+                {name: times[1] - self._submitted for name, times in self._times.items()},
+                self._total,
+            ),
+            sample_rates=self.sample_rates,
+        )
+
+    def _sample(self, sample: int) -> Sample:
         outputs: dict[str, Any] = {}
+        finish: dict[str, str] = {}
         for name, kind in self._kinds.items():
-            mine = [c for c in self._chunks if c.output == name]
+            which = 0 if kind.shared else sample
+            mine = [c for c in self._chunks if c.output == name and c.sample == which]
             if kind.type == "text":
                 outputs[name] = "".join(c.text or "" for c in mine)
             elif kind.type == "samples":
                 outputs[name] = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in mine if c.samples is not None)])
             else:
                 outputs[name] = [item for c in mine for item in (c.tokens if c.tokens is not None else c.items or ())]
-        first = {name: times[0] - self._submitted for name, times in self._times.items()}
-        last = {name: times[-1] - self._submitted for name, times in self._times.items()}
-        return Result(
-            outputs=outputs,
-            finish={name: summary.finish for name, summary in self._ends.items()},
-            usage=end.usage,
-            units=end.units,
-            timings=Timings(first, last, self._total),
-            seed=self.seed,
-            sample_rates=self.sample_rates,
-        )
+            if (name, which) in self._ends:
+                finish[name] = self._ends[name, which].finish
+        return Sample(outputs, finish, self.seed + sample)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

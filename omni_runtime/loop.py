@@ -61,15 +61,17 @@ class Loop(Protocol[S]):
         ...
 
     def claim(self, ctx: Context) -> tuple[int, int]:
-        """(least, most) KV blocks that the loop may ever hold; asked after `init` where the inputs are there already."""
+        """(least, most) KV blocks that the loop may ever hold; asked when the run's first loop on an expert with a pool has a
+        step to do, so inputs may be there already or not."""
         ...
 
     def next(self, s: S) -> WorkUnit | Wait | Done:
         """The step needed now. A question: it may be asked any number of times and changes nothing."""
         ...
 
-    def bind(self, s: S, size: int) -> Payload:
-        """The data of a step of the granted size. Peeks at channels and consumes nothing."""
+    def bind(self, s: S, size: int, reused: int = 0) -> Payload:
+        """The data of a step of the granted size, of which the first `reused` positions are copied from another loop's KV.
+        Peeks at channels and consumes nothing."""
         ...
 
     def advance(self, s: S, size: int, result: StepResult) -> Sequence[Push]:
@@ -79,3 +81,24 @@ class Loop(Protocol[S]):
     def finalize(self, s: S) -> Summary:
         """Usage and finish reason, once `next` has said Done."""
         ...
+
+    def forkable(self, s: S) -> bool:
+        """Whether other samples of the request may begin now, with what this one has computed so far."""
+        ...
+
+    def held(self, s: S) -> tuple[bytes, ...]:
+        """Digests of all text whose KV the loop holds, block by block, if another loop may begin with it."""
+        ...
+
+
+class Fixed:
+    """What loops have in common whose state does not grow."""
+
+    def claim(self, ctx: Context) -> tuple[int, int]:
+        return ctx.spec.state_blocks, ctx.spec.state_blocks
+
+    def forkable(self, s: Any) -> bool:
+        return True
+
+    def held(self, s: Any) -> tuple[bytes, ...]:
+        return ()

@@ -67,6 +67,7 @@ class Step(Struct, frozen=True):
     expert: str  # "card/expert"
     block: int
     pooled: bool  # its expert keeps KV blocks
+    apart: bool  # reads from a node that draws at random, so that every sample of a request has one of its own
     reads: tuple[tuple[str, HandOff, bool], ...]  # slot, hand-off, whether it waits for all
     wants: tuple[str, ...]  # ports that somebody reads
     outputs: dict[str, tuple[str, ...]]  # port -> outputs of the request that show it
@@ -115,10 +116,12 @@ class Program:
         """
         program = cls(name, *cards)
         for key, data in nodes.items():
+            if not isinstance(data, Mapping) or not isinstance(data.get("reads", {}), Mapping):
+                raise ProgramError(f"node {key!r}: is a mapping of loop and reads, and reads one of slots, not {data!r}")
             if bad := set(data) - {"loop", "reads"}:
                 raise ProgramError(f"node {key!r}: " + unknown("key", sorted(bad)[0], ("loop", "reads")))
             reads = {slot: _handoff(edge) for slot, edge in data.get("reads", {}).items()}
-            program._add(key, data.get("loop", key), reads, later=True)
+            program._add(key, str(data.get("loop", key)), reads, later=True)
         for key, port in outputs.items():
             program.outputs[key] = _port(port)
         program.check()
@@ -172,7 +175,7 @@ class Program:
         card, spec = self._find(loop)
         if name in self.nodes:
             raise ProgramError(f"program {self.name!r}: node {name!r} is made twice; give one of them another name with as_=")
-        if not name or name == "input" or "." in name:
+        if not name or name == "input" or set(name) & set(".#"):
             raise ProgramError(f"program {self.name!r}: {name!r} cannot name a node")
         edges = {slot: edge if isinstance(edge, HandOff) else HandOff(port=edge) for slot, edge in reads.items()}
         node = Node(loop=f"{card}/{loop.rpartition('/')[2]}", reads=edges)
@@ -233,6 +236,8 @@ class Program:
             given = self._check_port(f"{where}, slot {slot!r}", edge.port)
             if given not in (None, "any", slots[slot].type) and slots[slot].type != "any":
                 raise ProgramError(f"{where}: slot {slot!r} reads {slots[slot].type!r}, but {edge.port} gives {given!r}")
+            if edge.capacity is not None and (edge.mode or slots[slot].mode) == "full":
+                raise ProgramError(f"{where}: slot {slot!r} waits for the whole of {edge.port}, so it cannot have a capacity")
             if slots[slot].mode == "full" and edge.mode == "stream":
                 raise ProgramError(f"{where}: slot {slot!r} reads the whole of its input; its loop cannot start with a part")
         for slot, spec in slots.items():
@@ -294,7 +299,11 @@ class Program:
                 for edge in self.nodes[name].reads.values():
                     if edge.port.node:
                         ports.setdefault(edge.port.node, {}).setdefault(edge.port.port, [])
-        steps = tuple(self._step(name, numbers[name], ports[name]) for name in order if name in ports)
+        parted: set[str] = set()
+        for name in order:
+            if self.spec(name).draws or any(edge.port.node in parted for edge in self.nodes[name].reads.values()):
+                parted.add(name)
+        steps = tuple(self._step(name, numbers[name], ports[name], parted) for name in order if name in ports)
         experts: nx.Graph[str] = nx.Graph()
         experts.add_nodes_from(step.expert for step in steps)
         of = {step.name: step for step in steps}
@@ -305,7 +314,7 @@ class Program:
         together = tuple(tuple(sorted(group)) for group in nx.connected_components(experts))
         return Plan(self.name, wanted, steps, tuple(sorted(together)))
 
-    def _step(self, name: str, number: int, ports: Mapping[str, list[str]]) -> Step:
+    def _step(self, name: str, number: int, ports: Mapping[str, list[str]], parted: set[str]) -> Step:
         node = self.nodes[name]
         card, spec = self._find(node.loop)
         expert = self.cards[card].experts[spec.expert]
@@ -317,6 +326,7 @@ class Program:
             expert=f"{card}/{spec.expert}",
             block=expert.block,
             pooled=expert.bytes_per_position > 0 or spec.state_blocks > 0,
+            apart=any(edge.port.node in parted for edge in node.reads.values()),
             reads=reads,
             wants=tuple(sorted(ports)),
             outputs={port: tuple(names) for port, names in sorted(ports.items()) if names},
@@ -365,6 +375,6 @@ def _port(text: str) -> PortRef:
 def _handoff(edge: str | Mapping[str, Any]) -> HandOff:
     if isinstance(edge, str):
         return HandOff(port=_port(edge))
-    if "port" not in edge:
-        raise ProgramError(f"a hand-off needs a port, not {dict(edge)!r}")
+    if not isinstance(edge, Mapping) or "port" not in edge:
+        raise ProgramError(f"a hand-off is 'node.port' or a mapping with a port, not {edge!r}")
     return HandOff(**{**edge, "port": _port(edge["port"])})

@@ -95,6 +95,7 @@ class Request(Value):
 
     outputs: tuple[str, ...] | None = None  # None: all that the program has
     seed: int | None = Field(default=None, ge=0, lt=SEEDS)  # None: one is drawn, used and returned
+    n: int = Field(default=1, ge=1, le=64)  # samples; sample i has seed + i, so that it can be made again alone
     priority: Literal["high", "normal", "low"] = "normal"
     label: str = ""  # the caller's own name for it; shown, never used as a key
 
@@ -122,12 +123,13 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
         if key in known:
             inputs[key] = value
         elif key in program.nodes:
-            if not isinstance(value, Mapping):
-                raise RequestError(f"{key}: parameters of a loop are a mapping, not {value!r}")
-            params.get(key, {}).update(value)
-            if key not in params:
-                model = params_model(program.spec(key))  # a pruned loop's parameters are checked all the same
-                model(**value)
+            if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+                raise RequestError(f"{key}: parameters of a loop are a mapping from their names, not {value!r}")
+            if key in params:
+                params[key].update(value)
+            else:  # a pruned loop's parameters are checked all the same
+                spec = program.spec(key)
+                _params(params_model(spec), spec, value, key)
         elif len(takers) == 1:
             params[takers[0]][key] = value
         elif takers:
@@ -164,7 +166,7 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
     return tokens
 
 
-def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], **fields: Any) -> tuple[Request, Submit]:
+def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], /, **fields: Any) -> tuple[Request, Submit]:
     """A submit's arguments as a checked message to the core.
 
     Args:
@@ -190,5 +192,7 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
                     as_items(step.spec.reads[slot].type, inputs[edge.port.port])
                 except RequestError as e:
                     raise RequestError(f"{edge.port.port}: {e}") from None
-    chosen = fallback if request.seed is None else request.seed
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority])
+    chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
+    if chosen + request.n > SEEDS:
+        raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n)

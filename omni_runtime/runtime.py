@@ -33,6 +33,7 @@ class Runtime:
         max_requests: live requests before new ones are refused as overload.
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
+        prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
     Raises:
         CardError, CheckpointError, MissingExtra: a card cannot be loaded.
@@ -49,6 +50,7 @@ class Runtime:
         max_requests: int = 20_000,
         slots: int = 1,
         threads: int | None = None,
+        prefix_cache: bool = True,
     ) -> None:
         cards = list(cards)
         self.cards = {card.name: card for card in cards}
@@ -57,7 +59,7 @@ class Runtime:
         if executor not in ("thread", "loopback"):
             raise CardError(f"executor={executor!r}: " + unknown("executor", executor, ("thread", "loopback")))
         if executors is None:
-            made = _executors(cards, device, kv_bytes, slots, threads)
+            made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
         self._engine = Engine(Core(batch_limits(*cards), max_requests), executors, time.monotonic)
@@ -68,6 +70,7 @@ class Runtime:
         *,
         outputs: Sequence[str] | str | None = None,
         seed: int | None = None,
+        n: int = 1,
         priority: Literal["high", "normal", "low"] = "normal",
         label: str = "",
         **given: Any,
@@ -78,6 +81,7 @@ class Runtime:
             program: what to run; its cards must be loaded.
             outputs: the outputs that are wanted; loops that serve none of them do not run. All by default.
             seed: 0 .. 2**63-1. The same seed gives the same answer, alone or in a crowd. One is drawn if there is none.
+            n: how many samples; they share all work before the first draw, and sample i has seed + i.
             priority: how long the request's steps may wait for others'.
             label: the caller's own name for the request.
             given: the program's inputs by name; parameters of loops, either `think={"max_tokens": 8}` or, where one loop
@@ -99,14 +103,16 @@ class Runtime:
         run = next(self._ids)
         wanted = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         request, submit = resolve(
-            run, program, secrets.randbelow(SEEDS), given, outputs=wanted, seed=seed, priority=priority, label=label
+            run, program, secrets.randbelow(SEEDS), given, outputs=wanted, seed=seed, n=n, priority=priority, label=label
         )
         kinds = {}
+        steps = {step.name: step for step in submit.plan.steps}
         for name in submit.plan.outputs:
             port = program.outputs[name]
             spec = program.spec(port.node)
-            kinds[name] = OutputKind(spec.ports[port.port].type, getattr(spec, "sample_rate", 0))
-        handle = Handle(run, request.label, submit.seed, kinds, time.monotonic(), self._engine.cancel)
+            shared = not (steps[port.node].apart or spec.draws)
+            kinds[name] = OutputKind(spec.ports[port.port].type, shared, getattr(spec, "sample_rate", 0))
+        handle = Handle(run, request.label, submit.seed, submit.n, kinds, time.monotonic(), self._engine.cancel)
         self._engine.submit(submit, handle)
         return handle
 
@@ -130,7 +136,9 @@ class Runtime:
         self.close()
 
 
-def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: int, threads: int | None) -> list[ThreadExecutor]:
+def _executors(
+    cards: Sequence[ModelCard], device: str, kv_bytes: int, *, slots: int, threads: int | None, reuse: bool
+) -> list[ThreadExecutor]:
     """One thread for the host's experts and one for the device's."""
     made = []
     for place, name, where in (("host", "host#1", "cpu"), ("device", f"{device.replace(':', '')}#1", device)):
@@ -143,5 +151,10 @@ def _executors(cards: Sequence[ModelCard], device: str, kv_bytes: int, slots: in
                     per_block = spec.bytes_per_position * spec.block
                     pools[f"{card.name}/{loop.expert}"] = kv_bytes // per_block if per_block else 1 << 16
         if experts:
-            made.append(ThreadExecutor(name, experts, pools, where, slots, threads if place == "device" else None))
+            on_device = place == "device"
+            made.append(
+                ThreadExecutor(
+                    name, experts, pools, where, slots=slots, threads=threads if on_device else None, reuse=reuse and on_device
+                )
+            )
     return made

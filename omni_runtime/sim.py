@@ -30,7 +30,10 @@ from omni_runtime.work import (
 
 
 class SimHandle:
-    """What a simulated request gave. It checks what every caller relies on: chunks in order, once, and none after the end."""
+    """What a simulated request gave, by output ("text", and "text#1" for the second sample).
+
+    It checks what every caller relies on: chunks in order, once, and none after the end.
+    """
 
     def __init__(self, run: int, submitted: float) -> None:
         self.run = run
@@ -45,14 +48,15 @@ class SimHandle:
         if isinstance(command, End):
             self.end = command
             return
-        assert command.output not in self.ends, f"run {self.run}: {command} after the end of the output"
+        name = f"{command.output}#{command.sample}" if command.sample else command.output
+        assert name not in self.ends, f"run {self.run}: {command} after the end of the output"
         if isinstance(command, OutputEnd):
-            self.ends[command.output] = command.summary
+            self.ends[name] = command.summary
             return
-        got = self.chunks.setdefault(command.output, [])
-        assert command.start == len(got), f"run {self.run}: {command.output} goes on at {command.start}, not at {len(got)}"
+        got = self.chunks.setdefault(name, [])
+        assert command.start == len(got), f"run {self.run}: {name} goes on at {command.start}, not at {len(got)}"
         got.extend(command.items.tolist() if isinstance(command.items, np.ndarray) else command.items)
-        self.times.setdefault(command.output, []).append(now)
+        self.times.setdefault(name, []).append(now)
 
     def text(self, output: str = "text") -> str:
         return "".join(self.chunks.get(output, ()))
@@ -117,9 +121,9 @@ class Simulation:
 
     def submit(self, program: Program, *, seed: int = 0, **given: Any) -> SimHandle:
         """As `Runtime.submit`; parameters of `Request` and of the loops are keywords."""
-        fields: Mapping[str, Any] = {k: given.pop(k) for k in ("outputs", "priority", "label") if k in given}
+        fields: Mapping[str, Any] = {k: given.pop(k) for k in ("outputs", "priority", "label", "n") if k in given}
         run = len(self.handles) + 1
-        _, submit = resolve(run, program, seed, given, **fields)
+        _, submit = resolve(run, program, 0, given, seed=seed, **fields)
         handle = self.handles[run] = SimHandle(run, self.now)
         self.feed(submit)
         return handle

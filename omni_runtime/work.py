@@ -63,6 +63,7 @@ class WorkUnit(Struct, frozen=True):
     hi: int
     cached: int = 0  # positions this loop holds in its expert's KV pool before the step
     at: int = 0  # absolute progress of the loop, to tell whether one unit is past another
+    chain: tuple[bytes, ...] = ()  # digests of the text that the first unit begins with, if its KV may be another loop's
 
 
 class Wait(Struct, frozen=True):
@@ -161,6 +162,14 @@ Payload = ArStep | AudioStep | DenoiseStep | CallStep
 # -- Messages to an executor, answered strictly in order ----------------------------------------------------------------
 
 
+class Fork(Struct, frozen=True, array_like=True, gc=False):
+    """A loop's KV begins as a copy of the first `length` positions of another loop's on the same executor."""
+
+    run: int
+    loop: str
+    length: int
+
+
 class Row(Struct, frozen=True, array_like=True):
     """One unit of a batch as its executor sees it."""
 
@@ -170,6 +179,7 @@ class Row(Struct, frozen=True, array_like=True):
     first: int  # where `blocks` go in the loop's block table; a unit that is run again names the same place again
     blocks: tuple[int, ...]  # logical KV blocks that the executor may not have yet; it keeps the table
     payload: Payload
+    fork: Fork | None = None  # to be copied before the unit runs
 
 
 class RunBatch(Struct, frozen=True, array_like=True, tag="run"):
@@ -235,6 +245,7 @@ class ExecutorUp(Struct, frozen=True, array_like=True, tag="up"):
     experts: tuple[str, ...]
     pools: dict[str, int] = {}
     slots: int = 1  # batches that may lie in its mailbox at once
+    reuse: bool = False  # it keeps the KV of ended loops until told to drop it, and copies beginnings of it
 
 
 class ExecutorDown(Struct, frozen=True, array_like=True, tag="down"):
@@ -259,6 +270,7 @@ class Submit(Struct, frozen=True):
     params: dict[str, Any]  # by node
     seed: int
     priority: int = 1
+    n: int = 1  # samples; sample i has seed + i
 
 
 class Cancel(Struct, frozen=True):
@@ -274,6 +286,7 @@ class Chunk(Struct, frozen=True):
     output: str
     start: int
     items: Any
+    sample: int = 0
 
 
 class OutputEnd(Struct, frozen=True):
@@ -282,6 +295,7 @@ class OutputEnd(Struct, frozen=True):
     run: int
     output: str
     summary: Summary
+    sample: int = 0
 
 
 class End(Struct, frozen=True):
@@ -341,10 +355,11 @@ class Withdrawn(Struct, frozen=True):
 
 
 class LoopDone(Struct, frozen=True):
-    """A loop will offer nothing more: its blocks are free."""
+    """A loop will offer nothing more. Its blocks are free, or kept for others that begin with the same text."""
 
     run: int
     loop: str
+    chain: tuple[bytes, ...] = ()  # of all text whose KV it holds
 
 
 class Closed(Struct, frozen=True):
@@ -375,9 +390,17 @@ class Grant(Struct, frozen=True):
 
     run: int
     loop: str
-    size: int
+    size: int  # positions of progress: those computed, and those copied by `fork`
     first: int
     blocks: tuple[int, ...]
+    fork: Fork | None = None
+
+
+class Forget(Struct, frozen=True):
+    """The executor may drop the state of these (run, loop)."""
+
+    executor: str
+    slots: tuple[tuple[int, str], ...]
 
 
 class Dispatch(Struct, frozen=True):
@@ -419,4 +442,4 @@ class Finish(Struct, frozen=True):
     run: int
 
 
-Instruction = Dispatch | Admitted | Refuse | Fail | Finish
+Instruction = Dispatch | Forget | Admitted | Refuse | Fail | Finish

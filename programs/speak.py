@@ -26,6 +26,7 @@ def speak(
     p = Program("speak" if mode == "stream" else "speak-staged", mind or smollm2(), voice or hibari())
     thought = p.loop("think", prompt=p.call("tokenize", p.input("messages")))
     p.output("text", thought.text)
+    ahead = TWO_SECONDS if mode == "stream" else None
     frames = p.loop("utter", text=p.handoff(thought.text, mode=mode)).frames
-    p.output("audio", p.loop("speak", frames=p.handoff(frames, mode=mode, capacity=TWO_SECONDS)).samples)
+    p.output("audio", p.loop("speak", frames=p.handoff(frames, mode=mode, capacity=ahead)).samples)
     return p

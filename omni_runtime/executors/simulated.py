@@ -89,6 +89,7 @@ class SimulatedExecutor:
         costs: (expert, op) -> Cost.
         fakes: (expert, op) -> what to do instead of hashing.
         stops: one in so many tokens is the first stop token of its loop; 0: never.
+        reuse: keep the KV of ended loops, for others to begin with.
         pace: behind a real engine, how many real seconds a simulated second takes.
     """
 
@@ -103,6 +104,7 @@ class SimulatedExecutor:
         fakes: Mapping[tuple[str, str], Fake] | None = None,
         stops: int = 13,
         pace: float = 0.0,
+        reuse: bool = False,
     ) -> None:
         self.name = name
         self.specs: dict[tuple[str, str], LoopSpec] = {}
@@ -116,7 +118,7 @@ class SimulatedExecutor:
                     self.block[expert] = card.experts[loop.expert].block
                     if card.experts[loop.expert].bytes_per_position or loop.state_blocks:
                         pools[expert] = blocks
-        self.up = ExecutorUp(name, tuple(self.block), pools, slots)
+        self.up = ExecutorUp(name, tuple(self.block), pools, slots, reuse)
         self.slots = Slots(name)
         self.pools: dict[str, dict[tuple[int, int], int]] = {expert: {} for expert in self.block}
         self.costs = dict(costs or {})
@@ -180,6 +182,12 @@ class SimulatedExecutor:
         self.touched.append(memory)
         assert row.first <= len(memory.table), f"a gap in the block table: {row.first} after {len(memory.table)}"
         memory.table[row.first : row.first + len(row.blocks)] = row.blocks
+        if row.fork is not None:
+            source = self.slots.other(row.fork.run, row.fork.loop)
+            assert row.fork.length <= source.length, f"{row.fork} of {source.length} positions"
+            for at in range(row.fork.length):
+                memory[at] = source[at]
+            memory.length = row.fork.length
         payload = row.payload
         if isinstance(payload, ArStep):
             return self._forward(spec, row, payload, memory)

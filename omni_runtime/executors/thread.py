@@ -42,6 +42,7 @@ class ThreadExecutor:
         device: as torch names it.
         slots: batches that may lie in the mailbox at once.
         threads: of torch on a CPU; None leaves the process's setting.
+        reuse: keep the KV of ended loops while there is room, for requests that begin with the same text.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class ThreadExecutor:
         device: str = "cpu",
         slots: int = 1,
         threads: int | None = None,
+        reuse: bool = False,
     ) -> None:
         self.name = name
         self.specs = dict(experts)
-        self.up = ExecutorUp(name, tuple(experts), dict(pools), slots)
+        self.up = ExecutorUp(name, tuple(experts), dict(pools), slots, reuse)
         self.device = device
         self.threads = threads
         self.slots = Slots(name)

@@ -11,72 +11,15 @@ dimension, V vocabulary, R spans that draw, L layers, N tokens of one span.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.errors import CardError, CheckpointError, RequestError
+from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts.linear import Linear, linear
 from omni_runtime.kernels import add_rms_norm, rms_norm
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Shape of a decoder.
-
-    Raises:
-        CardError: a size is not positive, or two of them contradict each other.
-    """
-
-    vocab: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    positions: int  # longest sequence it was trained for
-    rope_theta: float
-    eps: float
-    tied: bool = True  # the head is the embedding
-    qkv_bias: bool = False  # Qwen2
-    qk_norm: bool = False  # Qwen3: RMSNorm of every query and key head
-
-    def __post_init__(self) -> None:
-        for field in fields(self)[:10]:
-            if not getattr(self, field.name) > 0:
-                raise CardError(f"decoder: {field.name}={getattr(self, field.name)!r}, more than 0 needed")
-        if self.heads % self.kv_heads:
-            raise CardError(f"decoder: heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
-        if self.head_dim % 2:
-            raise CardError(f"decoder: head_dim={self.head_dim} is odd, rotary positions turn pairs")
-
-
-def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor, as Hugging Face checkpoints of Llama, Qwen2 and Qwen3 have them."""
-    width, queries, keys = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, width), "model.norm.weight": (width,)}
-    if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, width)
-    for i in range(config.layers):
-        layer = {
-            "input_layernorm.weight": (width,),
-            "self_attn.q_proj.weight": (queries, width),
-            "self_attn.k_proj.weight": (keys, width),
-            "self_attn.v_proj.weight": (keys, width),
-            "self_attn.o_proj.weight": (width, queries),
-            "post_attention_layernorm.weight": (width,),
-            "mlp.gate_proj.weight": (config.ffn, width),
-            "mlp.up_proj.weight": (config.ffn, width),
-            "mlp.down_proj.weight": (width, config.ffn),
-        }
-        if config.qkv_bias:
-            layer |= {f"self_attn.{part}_proj.bias": (rows,) for part, rows in (("q", queries), ("k", keys), ("v", keys))}
-        if config.qk_norm:
-            layer |= {f"self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes
+from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
 
 class KVCache:
@@ -105,6 +48,14 @@ class KVCache:
         grown = self._kv_LKSE.new_empty(size)
         grown[:, :, : self.length] = self._kv_LKSE[:, :, : self.length]
         self._kv_LKSE = grown
+
+    def begin_as(self, other: KVCache, length: int) -> None:
+        """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
+        assert length <= other.length, f"a copy of {length} positions from a cache of {other.length}"
+        self.length = 0
+        self.reserve(length)
+        self._kv_LKSE[:, :, :length] = other._kv_LKSE[:, :, :length]
+        self.length = length
 
     def views(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
         """Positions start..stop of K and V of every layer, [1, K, stop-start, E] each, in the order k0, v0, k1, v1, ..."""
@@ -199,7 +150,7 @@ class DecoderLM:
 
         Raises:
             RequestError: it is empty, a token is not in the vocabulary, or it ends beyond the last position.
-            AssertionError: it starts beyond what its cache holds (a bug of the caller).
+            AssertionError: it starts beyond what its cache holds: a bug of the caller.
         """
         assert 0 <= span.start <= span.cache.length, f"span starts at {span.start}, its cache holds {span.cache.length} positions"
         if not span.tokens:
@@ -217,6 +168,8 @@ class DecoderLM:
         Caches are written at the positions of their span and then end with it: running a span again is harmless, and a lower
         `start` forgets what came after. After an exception they hold the positions before `start`. For errors see `check`.
         """
+        assert spans, "no spans"
+        assert len({id(span.cache) for span in spans}) == len(spans), "two spans of one sequence in a batch"
         for span in spans:
             self.check(span)
         config = self.config
@@ -228,11 +181,9 @@ class DecoderLM:
             span.cache.length = span.start
             span.cache.reserve(run.stop)
         # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
-        caches = [span.cache for span in spans]
-        written = list(
-            zip(*(cache.views(run.start, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True)
-        )
-        seen = list(zip(*(cache.views(0, run.stop) for cache, run in zip(caches, positions, strict=True)), strict=True))
+        reach = [(span.cache, run) for span, run in zip(spans, positions, strict=True)]
+        written = list(zip(*(cache.views(run.start, run.stop) for cache, run in reach), strict=True))
+        seen = list(zip(*(cache.views(0, run.stop) for cache, run in reach), strict=True))
         attends = [self._attend(span.start, len(span.tokens)) for span in spans]
         turned = config.heads + config.kv_heads
 
@@ -261,8 +212,8 @@ class DecoderLM:
             h_TD, x_TD = add_rms_norm(delta_TD, x_TD, after_D, config.eps)
         ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
         logits_RV = self._head(h_TD[ends]) if ends else h_TD.new_empty(0, config.vocab)
-        for span, run in zip(spans, positions, strict=True):
-            span.cache.length = run.stop
+        for cache, run in reach:
+            cache.length = run.stop
         return logits_RV, h_TD
 
     def _attend(self, start: int, count: int) -> Attend:

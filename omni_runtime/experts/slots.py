@@ -29,6 +29,14 @@ class Slots:
             found = self._state[key] = make()
         return found
 
+    def other(self, run: int, loop: str) -> Any:
+        """State of another loop, to copy from.
+
+        Raises:
+            KeyError: it was dropped, or never made here.
+        """
+        return self._state[run, loop]
+
     def drop(self, run: int, loop: str) -> None:
         self._state.pop((run, loop), None)
 

@@ -12,6 +12,8 @@ from omni_runtime.experts.base import Op
 from omni_runtime.experts.decoder import DecoderLM, Span
 from omni_runtime.experts.sampling import draw
 from omni_runtime.experts.slots import Slots
+from omni_runtime.weights import smollm2
+from omni_runtime.weights.llama import LlamaWeights
 from omni_runtime.work import ArStep, Row, StepResult
 
 
@@ -34,9 +36,11 @@ class TextLM:
 
         Raises:
             RequestError: a row that no request may ask for. No cache has changed then.
-            AssertionError: a row starts beyond its cache.
+            AssertionError: a row starts beyond its cache, or two rows are of one loop.
             FloatingPointError: a row's logits are not numbers.
         """
+        if not rows:
+            return []
         steps: list[ArStep] = []
         for row in rows:
             if not isinstance(row.payload, ArStep):
@@ -44,10 +48,12 @@ class TextLM:
             if row.payload.conditioning is not None:
                 raise RequestError(f"loop {row.loop!r}: conditioning is not supported by this expert")
             steps.append(row.payload)
-        spans = [
-            Span(slots.state(row, self.model.cache), step.start, step.tokens, draw=step.index >= 0)
-            for row, step in zip(rows, steps, strict=True)
-        ]
+        spans = []
+        for row, step in zip(rows, steps, strict=True):
+            cache = slots.state(row, self.model.cache)
+            if row.fork is not None:
+                cache.begin_as(slots.other(row.fork.run, row.fork.loop), row.fork.length)
+            spans.append(Span(cache, step.start, step.tokens, draw=step.index >= 0))
         logits_RV, hidden_TD = self.model.forward(spans)
         drawing = iter(logits_RV)
         tokens = [draw(next(drawing), step.draw, step.index) if step.index >= 0 else -1 for step in steps]
@@ -91,9 +97,6 @@ def build(options: Mapping[str, Any], device: str) -> TextLM:
         CardError: a wrong option.
         MissingExtra, CheckpointError: the weights are missing, or not what was asked for.
     """
-    from omni_runtime.weights import smollm2
-    from omni_runtime.weights.llama import LlamaWeights
-
     asked: _Options = read_options(_Options, options, "text_lm")
     if asked.weights == "smollm2":
         path = smollm2.locate()

@@ -21,6 +21,7 @@ from omni_runtime.work import (
     ExecutorUp,
     Fail,
     Finish,
+    Forget,
     Input,
     Instruction,
     Refuse,
@@ -72,6 +73,7 @@ class Flow(Walk):
         members = flight[1]
         if len(item.results) != len(members):
             self.flying[item.batch] = flight
+            self.release(dict.fromkeys(ref for result in item.results for refs in result.tensors.values() for ref in refs))
             self._broken(Broken(item.executor, item.batch, f"{len(members)} rows gave {len(item.results)} results"))
             return
         self.events.append(BatchDone(item.batch, item.seconds))
@@ -104,10 +106,6 @@ class Flow(Walk):
                 del self.flying[batch]
                 for node, _ in members:
                     node.busy = False
-        for run in self.runs.values():
-            for node in run.nodes.values():
-                if node.home == item.executor:
-                    node.home = None
 
     # -- Instructions
 
@@ -122,7 +120,7 @@ class Flow(Walk):
             node = run.nodes[grant.loop]
             size = grant.size
             try:
-                payload = node.loop.bind(node.state, size)
+                payload = node.loop.bind(node.state, size, grant.fork.length if grant.fork is not None else 0)
             except Exception as error:
                 self.fail(run, node, error)
                 for other in [m for m in members if m[0].run is run]:  # its other loops have just been bound
@@ -130,9 +128,11 @@ class Flow(Walk):
                     members.remove(other)
                     other[0].busy = False
                 continue
-            rows.append(Row(grant.run, grant.loop, size, grant.first, grant.blocks, payload))
+            fork = grant.fork
+            computed = size if fork is None else size - fork.length
+            rows.append(Row(grant.run, grant.loop, computed, grant.first, grant.blocks, payload, fork))
             members.append((node, size))
-            node.busy, node.offered, node.home = True, None, executor
+            node.busy, node.offered = True, None
         if rows:
             self.flying[order.batch] = (executor, members)
             self.out.append(RunBatch(executor, order.batch, order.expert, order.op, rows))
@@ -152,16 +152,13 @@ class Flow(Walk):
         self.end(self.runs[order.run], order.reason, order.detail)
 
     def _finish(self, order: Finish) -> None:
-        run = self.runs.pop(order.run)
-        drops: dict[str, list[tuple[int, str]]] = {}
-        for node in run.nodes.values():
+        for node in self.runs.pop(order.run).nodes.values():
             for route in node.routes.values():
                 if route.channel is not None:
                     self.release(route.channel.held())
-            if node.home:
-                drops.setdefault(node.home, []).append((run.id, node.name))
-        for home, slots in drops.items():
-            self.out.append(Drop(home, tuple(slots)))
+
+    def _forget(self, order: Forget) -> None:
+        self.out.append(Drop(order.executor, order.slots))
 
     # -- Books
 
@@ -195,4 +192,5 @@ ORDERS: dict[type, Callable[[Flow, Any], None]] = {
     Refuse: Flow._refuse,
     Fail: Flow._fail,
     Finish: Flow._finish,
+    Forget: Flow._forget,
 }

@@ -12,6 +12,11 @@ from omni_runtime.request import as_items
 from omni_runtime.work import Submit, Summary, WorkUnit
 
 
+def key(name: str, sample: int) -> str:
+    """Name of a sample's node."""
+    return f"{name}#{sample}" if sample else name
+
+
 class Route:
     """Where the items of a port go: to a channel if a node reads it, and to outputs of the request."""
 
@@ -31,7 +36,6 @@ class Node:
         "ctx",
         "done",
         "full",
-        "home",
         "loop",
         "name",
         "offered",
@@ -40,20 +44,26 @@ class Node:
         "readers",
         "routes",
         "run",
+        "sample",
+        "siblings",
         "sources",
         "state",
         "step",
         "streams",
         "summary",
         "tensors",
+        "twin",
         "unit",
         "units",
     )
 
-    def __init__(self, run: Run, step: Step) -> None:
+    def __init__(self, run: Run, step: Step, sample: int) -> None:
         self.run = run
         self.step = step
-        self.name = step.name
+        self.sample = sample
+        self.name = key(step.name, sample)
+        self.twin: Node | None = None  # the first sample's node, where that computes what this one can begin with
+        self.siblings: list[Node] = []  # whose twin this is, until they have begun
         self.loop: Loop[Any] = LOOPS[step.spec.kind]
         self.ctx: Context
         self.state: Any = None
@@ -69,7 +79,6 @@ class Node:
         self.busy = False  # its unit is in flight
         self.queued = False  # is on the list of nodes to look at
         self.done = False
-        self.home: str | None = None  # executor that keeps its state
         self.units = 0
         self.summary = Summary()
 
@@ -93,7 +102,7 @@ class Run:
         self.plan = plan
         self.arrival = now
         self.priority = submit.priority
-        self.open = dict.fromkeys(plan.outputs)  # outputs that are not complete
+        self.open: dict[tuple[str, int], None] = {}  # outputs of samples that are not complete
         self.ended = ""
         self.claimed = False
         self.admitted = not any(step.pooled for step in plan.steps)
@@ -101,34 +110,44 @@ class Run:
         self._wire(submit)
 
     def _wire(self, submit: Submit) -> None:
+        """Nodes up to the first that draws serve all samples; from there on each sample has its own."""
         read = {(edge.port.node, edge.port.port) for step in self.plan.steps for _, edge, _ in step.reads}
         channels: dict[tuple[str, str], Channel] = {}
+        parted: set[str] = set()
         for step in self.plan.steps:
-            node = self.nodes[step.name] = Node(self, step)
-            for port in step.wants:
-                channel = None
-                if (step.name, port) in read:
-                    channel = channels[step.name, port] = Channel(step.spec.ports[port].device, node)
-                node.routes[port] = Route(channel, step.outputs.get(port, ()))
-            for slot, edge, full in step.reads:
-                channel = channels.get((edge.port.node, edge.port.port))
-                if channel is None:  # an input of the request
-                    channel = Channel()
-                    channel.push(0, as_items(step.spec.reads[slot].type, submit.inputs[edge.port.port]))
-                    channel.close("given")
-                self._attach(node, slot, Reader(channel, full, edge.capacity, node))
-            node.ctx = Context(
-                run=self.id,
-                loop=step.name,
-                node=step.number,
-                spec=step.spec,
-                expert=step.expert,
-                block=step.block,
-                readers=node.readers,
-                params=submit.params[step.name],
-                wants=frozenset(step.wants),
-                seed=submit.seed,
-            )
+            if step.apart or step.spec.draws:
+                parted.add(step.name)
+            for sample in range(submit.n if step.name in parted else 1):
+                node = self.nodes[key(step.name, sample)] = Node(self, step, sample)
+                for port in step.wants:
+                    channel = None
+                    if (step.name, port) in read:
+                        channel = channels[node.name, port] = Channel(step.spec.ports[port].device, node)
+                    node.routes[port] = Route(channel, step.outputs.get(port, ()))
+                    self.open |= dict.fromkeys((output, sample) for output in step.outputs.get(port, ()))
+                for slot, edge, full in step.reads:
+                    source = key(edge.port.node, sample if edge.port.node in parted else 0)
+                    channel = channels.get((source, edge.port.port))
+                    if channel is None:  # an input of the request
+                        channel = Channel()
+                        channel.push(0, as_items(step.spec.reads[slot].type, submit.inputs[edge.port.port]))
+                        channel.close("given")
+                    self._attach(node, slot, Reader(channel, full, edge.capacity, node))
+                node.ctx = Context(
+                    run=self.id,
+                    loop=node.name,
+                    node=step.number,
+                    spec=step.spec,
+                    expert=step.expert,
+                    block=step.block,
+                    readers=node.readers,
+                    params=submit.params[step.name],
+                    wants=frozenset(step.wants),
+                    seed=submit.seed + sample,
+                )
+                if sample and not step.apart:
+                    node.twin = self.nodes[step.name]
+                    node.twin.siblings.append(node)
 
     @staticmethod
     def _attach(node: Node, slot: str, reader: Reader) -> None:

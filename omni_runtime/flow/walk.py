@@ -16,7 +16,6 @@ from omni_runtime.work import (
     Closed,
     Command,
     Done,
-    Drop,
     End,
     Event,
     LoopDone,
@@ -39,6 +38,7 @@ class Walk:
         self.now = 0.0
         self.out: list[Command] = []
         self.events: list[Event] = []
+        self.ends: list[End] = []  # told in the stories of runs
         self.todo: deque[Node] = deque()
 
     # -- Looking
@@ -64,6 +64,8 @@ class Walk:
             return
         try:
             step = node.loop.next(node.state)
+            if not run.claimed and node.step.pooled and type(step) is WorkUnit:  # not before: prompts are known by now
+                self._claim(run)
         except Exception as error:  # whatever a loop raises is its request's end and nobody else's
             self.fail(run, node, error)
             return
@@ -80,10 +82,11 @@ class Walk:
         for reader in node.full:
             if reader.channel.closed is None:
                 return False
+        twin = node.twin
+        if twin is not None and not (twin.done or (twin.primed and twin.loop.forkable(twin.state))):
+            return False
         try:
             node.state = node.loop.init(node.ctx)
-            if node.step.pooled and not node.run.claimed:
-                self._claim(node.run)
         except Exception as error:
             self.fail(node.run, node, error)
             return False
@@ -93,7 +96,7 @@ class Walk:
     def _claim(self, run: Run) -> None:
         claims = []
         for node in run.nodes.values():
-            if node.step.pooled:
+            if node.step.pooled and not node.done:
                 least, most = node.loop.claim(node.ctx)
                 claims.append(Claim(node.name, node.step.expert, least, most))
         run.claimed = True
@@ -128,6 +131,10 @@ class Walk:
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)
+            if node.siblings and node.loop.forkable(node.state):
+                for sibling in node.siblings:
+                    self.touch(sibling)
+                node.siblings = []
         except Exception as error:
             self.fail(run, node, error)
             self.discard(node, result)
@@ -158,7 +165,7 @@ class Walk:
             fresh = push.items[again:] if again else push.items
             if len(fresh):
                 for name in route.outputs:
-                    self.out.append(Chunk(node.run.id, name, route.sent, fresh))
+                    self.out.append(Chunk(node.run.id, name, route.sent, fresh, node.sample))
                 route.sent += len(fresh)
         channel = route.channel
         if channel is not None:
@@ -188,29 +195,30 @@ class Walk:
             self.fail(run, node, error)
             return
         node.done, node.unit = True, None
+        for sibling in node.siblings:
+            self.touch(sibling)
         for reader in node.readers.values():
             reader.detach()
             self.release(reader.channel.collect())
         self._reoffer_sources(node)
-        self.events.append(LoopDone(run.id, node.name))
-        if node.home:
-            self.out.append(Drop(node.home, ((run.id, node.name),)))
-            node.home = None
+        self.events.append(LoopDone(run.id, node.name, node.loop.held(node.state)))
         for route in node.routes.values():
             if route.channel is not None:
                 route.channel.close("done")
                 for reader in route.channel.readers:
                     self.touch(reader.node)
             for name in route.outputs:
-                self.out.append(OutputEnd(run.id, name, node.summary))
-                del run.open[name]
+                self.out.append(OutputEnd(run.id, name, node.summary, node.sample))
+                del run.open[name, node.sample]
         if not run.open:
             self.end(run, "done")
 
     def fail(self, run: Run, node: Node, error: Exception) -> None:
         """An exception of a loop ends its run; only its text is kept."""
-        reason = "too_large" if isinstance(error, RequestTooLarge) else "failed"
-        self.end(run, reason, f"{node.name}: {error if reason == 'too_large' else repr(error)}")
+        if isinstance(error, RequestTooLarge):
+            self.end(run, "too_large", str(error))
+        else:
+            self.end(run, "failed", f"{node.name}: {error!r}")
 
     def end(self, run: Run, reason: str, detail: str = "") -> None:
         """The caller knows at once; the books close when the units in flight are back."""
@@ -222,7 +230,9 @@ class Walk:
             if node.state is not None and not node.done:
                 node.summary = _summary(node)
             usage[node.name] = node.summary.usage
-        self.out.append(End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage))
+        end = End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage)
+        self.out.append(end)
+        self.ends.append(end)
         self.events.append(Closed(run.id))
 
 

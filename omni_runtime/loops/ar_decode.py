@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from omni_runtime.channel import Reader
 from omni_runtime.errors import RequestTooLarge
 from omni_runtime.loop import DONE, Context
+from omni_runtime.loops.chain import chain
 from omni_runtime.loops.text import TextStream
 from omni_runtime.work import ArStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
@@ -18,6 +19,7 @@ class ArState:
 
     __slots__ = (
         "cached",
+        "chain",
         "conditioning",
         "ctx",
         "draw",
@@ -26,6 +28,7 @@ class ArState:
         "kind",
         "limit",
         "prompt",
+        "reused",
         "shown",
         "stop_tokens",
         "text",
@@ -47,6 +50,9 @@ class ArState:
         self.conditioning: Reader | None = ctx.readers.get("conditioning")
         self.stop_tokens = frozenset(ctx.spec.stop_tokens)
         self.hidden = "hidden" in ctx.wants
+        # Positions that were copied give no hidden rows, and with conditioning the KV is not a function of the tokens.
+        self.chain = chain(tokens, ctx.block) if self.conditioning is None and not self.hidden else ()
+        self.reused = 0  # positions that were copied from another loop's KV
         self.wants_tokens = "tokens" in ctx.wants
         self.text = TextStream(params.stop) if "text" in ctx.wants or params.stop else None
         self.shown = 0  # pieces of text pushed
@@ -69,7 +75,8 @@ class ArDecodeLoop:
         prompt = ctx.readers["prompt"]
         if prompt.ended and prompt.cursor == 0:
             least = prompt.available
-            most = min(ctx.spec.context, least + max(1, ctx.params.max_tokens or ctx.spec.context))
+            answer = ctx.params.max_tokens
+            most = ctx.spec.context if answer is None else min(ctx.spec.context, least + answer)
         else:  # the prompt is made by another loop of this run
             least = most = ctx.spec.context
         return -(-least // ctx.block) + ctx.spec.state_blocks, -(-most // ctx.block) + ctx.spec.state_blocks
@@ -82,13 +89,17 @@ class ArDecodeLoop:
             hi = min(hi, s.conditioning.available)  # a reader that is ahead waits, it never pads
             if hi == 0:
                 return WAIT_CONDITIONING
-        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, hi, s.cached, s.cached)
+        if s.cached:
+            return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, hi, s.cached, s.cached)
+        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, hi, chain=s.chain)
 
-    def bind(self, s: ArState, size: int) -> ArStep:
-        end = s.cached + size
+    def bind(self, s: ArState, size: int, reused: int = 0) -> ArStep:
+        start, end = s.cached + reused, s.cached + size
+        if reused:
+            s.reused = reused
         draws = end == len(s.tokens)
         conditioning = None if s.conditioning is None else s.conditioning.peek(size)
-        return ArStep(s.cached, tuple(s.tokens[s.cached : end]), end - s.prompt if draws else -1, s.draw, conditioning, s.hidden)
+        return ArStep(start, tuple(s.tokens[start:end]), end - s.prompt if draws else -1, s.draw, conditioning, s.hidden)
 
     def advance(self, s: ArState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.cached
@@ -123,4 +134,11 @@ class ArDecodeLoop:
         return pushes
 
     def finalize(self, s: ArState) -> Summary:
-        return Summary(s.finish, {"prompt_tokens": s.prompt, "completion_tokens": len(s.tokens) - s.prompt})
+        counts = {"prompt_tokens": s.prompt, "completion_tokens": len(s.tokens) - s.prompt}
+        return Summary(s.finish, counts | {"cached_tokens": s.reused} if s.reused else counts)
+
+    def forkable(self, s: ArState) -> bool:
+        return s.cached >= s.prompt or bool(s.finish)
+
+    def held(self, s: ArState) -> tuple[bytes, ...]:
+        return chain(s.tokens[: s.cached], s.ctx.block) if s.chain else ()

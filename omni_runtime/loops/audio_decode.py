@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_runtime.channel import Reader
-from omni_runtime.loop import DONE, Context
+from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.work import AudioStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
 WAIT_FRAMES = Wait("frames")
@@ -25,14 +25,11 @@ class AudioState:
         self.cut = 0  # one past the last frame known to end a segment
 
 
-class AudioDecodeLoop:
+class AudioDecodeLoop(Fixed):
     """Steps of 1..n frames."""
 
     def init(self, ctx: Context) -> AudioState:
         return AudioState(ctx)
-
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
 
     def next(self, s: AudioState) -> WorkUnit | Wait | Done:
         frames = s.frames
@@ -57,7 +54,7 @@ class AudioDecodeLoop:
                 s.cut = at + 1
         s.scanned = len(items)
 
-    def bind(self, s: AudioState, size: int) -> AudioStep:
+    def bind(self, s: AudioState, size: int, reused: int = 0) -> AudioStep:
         frames = s.frames.peek(size + s.ctx.spec.ahead)
         last = s.frames.ended and len(frames) == s.frames.available
         return AudioStep(s.frames.cursor, size, frames, last, s.draw)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_runtime.loop import DONE, Context
+from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.loops.flow_match import levels, timestep
 from omni_runtime.work import DenoiseStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
@@ -42,21 +42,18 @@ class DenoiseState:
         return ("preview",) if self.every and done % self.every == 0 else ()
 
 
-class DenoiseLoop:
+class DenoiseLoop(Fixed):
     """Steps that are all or nothing: `lo == hi == branches`."""
 
     def init(self, ctx: Context) -> DenoiseState:
         return DenoiseState(ctx)
-
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
 
     def next(self, s: DenoiseState) -> WorkUnit | Wait | Done:
         if s.step == s.steps:
             return DONE
         return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, s.branches, s.branches, 0, s.step)
 
-    def bind(self, s: DenoiseState, size: int) -> DenoiseStep:
+    def bind(self, s: DenoiseState, size: int, reused: int = 0) -> DenoiseStep:
         sigma = s.levels[s.step]
         return DenoiseStep(
             step=s.step,

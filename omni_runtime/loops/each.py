@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_runtime.channel import Reader
-from omni_runtime.loop import DONE, Context
+from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.loops.clauses import clause_end
 from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
@@ -30,14 +30,11 @@ class EachState:
         self.cut: int | None = None  # end of the clause that is offered
 
 
-class EachLoop:
+class EachLoop(Fixed):
     """Steps of one call each, in order."""
 
     def init(self, ctx: Context) -> EachState:
         return EachState(ctx)
-
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
 
     def next(self, s: EachState) -> WorkUnit | Wait | Done:
         if s.ctx.spec.segment == "clauses":
@@ -62,7 +59,7 @@ class EachLoop:
             s.cut = clause_end(s.text, s.offset, s.reader.ended, s.ctx.spec.longest)
             s.stale = False
 
-    def bind(self, s: EachState, size: int) -> CallStep:
+    def bind(self, s: EachState, size: int, reused: int = 0) -> CallStep:
         host: dict[str, tuple[Any, ...]] = {}
         device: dict[str, tuple[Any, ...]] = {}
         for name, reader in s.ctx.readers.items():

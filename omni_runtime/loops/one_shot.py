@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_runtime.loop import DONE, Context
+from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
 
@@ -19,19 +19,16 @@ class OneShotState:
         self.ran = False
 
 
-class OneShotLoop:
+class OneShotLoop(Fixed):
     """One step of one call."""
 
     def init(self, ctx: Context) -> OneShotState:
         return OneShotState(ctx)
 
-    def claim(self, ctx: Context) -> tuple[int, int]:
-        return ctx.spec.state_blocks, ctx.spec.state_blocks
-
     def next(self, s: OneShotState) -> WorkUnit | Wait | Done:
         return DONE if s.ran else WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, 1)
 
-    def bind(self, s: OneShotState, size: int) -> CallStep:
+    def bind(self, s: OneShotState, size: int, reused: int = 0) -> CallStep:
         host = {name: reader.peek() for name, reader in s.ctx.readers.items() if not reader.channel.device}
         device = {name: reader.peek() for name, reader in s.ctx.readers.items() if reader.channel.device}
         return CallStep(0, host, device, s.ctx.params)

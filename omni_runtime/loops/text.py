@@ -8,8 +8,9 @@ from codecs import utf_8_decode
 class TextStream:
     """Incremental text of one sample.
 
-    Joined, what `feed` and `end` return is the UTF-8 decoding of all bytes (malformed ones as U+FFFD), cut before the first
-    stop string. Text that may still become a stop string is held back until it cannot.
+    Joined, what `feed` and `end` return is the UTF-8 decoding of all bytes (malformed ones as U+FFFD), cut before the stop
+    string that is complete first (of two that end together, the longer one). Text that may still become a stop string is held
+    back until it cannot.
     """
 
     __slots__ = ("_bytes", "_held", "_stops", "stopped")
@@ -38,10 +39,10 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held, self._bytes = True, "", b""
-            return text[: min(found)]
+            return text[: min(found)[1]]  # the first to be complete, however the text arrived
         keep = 0
         for stop in self._stops:
             for n in range(min(len(stop) - 1, len(text)), keep, -1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_runtime.scheduler.book import ExecBook, RunBook
-from omni_runtime.work import Admitted, Claim, Fail, Refuse
+from omni_runtime.work import Admitted, Claim, Fail, Forget, Refuse
 
 
 def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:
@@ -17,7 +17,7 @@ def place(executors: dict[str, ExecBook], run: RunBook, expert: str) -> str | No
     """Executor of an expert for this run, chosen at its first need and kept.
 
     Experts that hand tensors to each other go together, since a tensor is read where it was made. Among several executors:
-    one whose pools hold the claims, then the one with the fewest experts of live runs, then the first that came up.
+    one whose pools hold the claims best, then the one with the fewest experts of live runs, then the first that came up.
     """
     if (home := run.homes.get(expert)) is not None:
         return home
@@ -33,13 +33,14 @@ def place(executors: dict[str, ExecBook], run: RunBook, expert: str) -> str | No
     return best.name
 
 
-def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -> int:
-    """Blocks that an executor's pools lack for the least that a run needs there."""
-    short = 0
+def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -> list[int]:
+    """Blocks that an executor's pools lack for the least that a run needs there, then for the most that it can use, expert by
+    expert: executors that are equal in all of them give it equal room, so which one it gets never shows in its answer."""
+    short = [0]
     for expert in group:
-        least = sum(c.least for c in claims if c.expert == expert)
-        if least:
-            short += max(0, least - (ex.ledgers[expert].total if expert in ex.ledgers else 0))
+        total = ex.ledgers[expert].total
+        short[0] += max(0, sum(c.least for c in claims if c.expert == expert) - total)
+        short.append(max(0, sum(c.most for c in claims if c.expert == expert) - total))
     return short
 
 
@@ -51,8 +52,7 @@ def rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
     granted: dict[str, int] = {}
     for expert in dict.fromkeys(c.expert for c in run.claims or ()):
         claims = [c for c in run.claims or () if c.expert == expert]
-        pool = executors[run.homes[expert]].ledgers.get(expert)
-        total = pool.total if pool else 0
+        total = executors[run.homes[expert]].ledgers[expert].total
         least = sum(c.least for c in claims)
         if least > total:
             return f"needs at least {least} KV blocks of expert {expert!r}, its pool on {run.homes[expert]!r} has {total}"
@@ -102,6 +102,9 @@ class Admission:
             if any(p in blocked or not executors[p[0]].ledgers[p[1]].can_reserve(n) for p, n in needs.items()):
                 blocked.update(needs)
                 continue
+            for (home, expert), n in needs.items():
+                if gone := executors[home].ledgers[expert].make_room(n):
+                    out.append(Forget(home, tuple(gone)))
             for claim in run.claims or ():
                 executors[run.homes[claim.expert]].ledgers[claim.expert].reserve(run.id, claim.loop, granted[claim.loop])
             del self.waiting[run.id]

@@ -14,7 +14,7 @@ Group = tuple[str, str, tuple[Any, ...]]  # expert, op, batch key
 class Offer:
     """What a loop offers now. One object for the life of the loop; heaps hold (due, seq, offer) and `seq` dates an entry."""
 
-    __slots__ = ("cover", "due", "held", "home", "live", "run", "sent", "seq", "unit")
+    __slots__ = ("chain", "cover", "due", "held", "home", "live", "ran", "run", "sent", "seq", "size", "unit")
 
     def __init__(self, run: RunBook, unit: WorkUnit) -> None:
         self.run = run
@@ -22,6 +22,9 @@ class Offer:
         self.due = 0.0
         self.seq = 0
         self.live = False  # waits to be picked
+        self.ran = False  # the executor may keep state of it
+        self.size = 0  # granted to the unit in flight
+        self.chain = unit.chain  # digests of the text that it begins with
         self.home: str | None = None  # executor, once its expert is placed
         self.held = 0  # blocks
         self.sent = 0  # of them, those that the executor surely has: what a broken batch brought is brought again
@@ -53,13 +56,15 @@ class RunBook:
 class ExecBook:
     """What the scheduler knows of an executor."""
 
-    __slots__ = ("experts", "flying", "groups", "ledgers", "name", "pinned", "slots")
+    __slots__ = ("experts", "flying", "groups", "ledgers", "name", "pinned", "reuse", "slots")
 
     def __init__(self, up: ExecutorUp) -> None:
         self.name = up.executor
         self.experts = frozenset(up.experts)
         self.slots = up.slots
-        self.ledgers = {expert: Ledger(blocks) for expert, blocks in up.pools.items()}
+        self.reuse = up.reuse
+        # an expert without a pool can still be claimed, with nothing
+        self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}
         self.flying: dict[int, list[Offer]] = {}
         self.groups: dict[int, Group] = {}  # batch in flight -> its group
         self.pinned = 0  # experts of live runs that are placed here

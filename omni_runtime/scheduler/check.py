@@ -13,7 +13,7 @@ def check(s: Scheduler) -> None:
         assert ex.pinned == sum(home == ex.name for run in s.runs.values() for home in run.homes.values()), "pins"
         for expert, ledger in ex.ledgers.items():
             ledger.check()
-            for run_id, loop in ledger.reserved:
+            for run_id, loop in ledger.reserved.keys() - ledger.kept.keys():
                 run = s.runs[run_id]
                 assert run.admitted and run.homes[expert] == ex.name, f"run {run_id} holds memory it was not admitted to"
                 offer = run.offers.get(loop)
@@ -58,5 +58,6 @@ def idle(s: Scheduler) -> None:
     for ex in s.executors.values():
         assert not ex.flying and not ex.pinned
         for ledger in ex.ledgers.values():
-            assert len(ledger.free) == ledger.total == ledger.unreserved and not ledger.held and not ledger.reserved
+            assert ledger.unreserved + ledger.evictable == ledger.total and set(ledger.reserved) == set(ledger.kept)
+            ledger.check()
     assert not any(e[2].live and e[2].seq == e[1] for groups in s.queues.heaps.values() for heap in groups.values() for e in heap)

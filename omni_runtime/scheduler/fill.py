@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 from omni_runtime.card import OpLimits
 from omni_runtime.scheduler.book import ExecBook, Group, Offer
-from omni_runtime.work import Grant
+from omni_runtime.work import Fork, Grant
 
 Heap = list[tuple[float, int, Offer]]
 
@@ -82,6 +82,9 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
     for offer in picked:
         unit = offer.unit
         size = unit.lo
+        fork = _fork(ex, offer) if offer.chain and not unit.cached and ex.reuse else None
+        if fork is not None:
+            size += fork.length  # what is copied costs no budget
         if spare and unit.hi > size:
             more = min(unit.hi - size, spare)
             size += more
@@ -98,5 +101,18 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
         blocks: tuple[int, ...] = ()
         if offer.sent < offer.held:
             blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])
-        made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks))
+        offer.size = size
+        made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks, fork))
     return made
+
+
+def _fork(ex: ExecBook, offer: Offer) -> Fork | None:
+    """The longest beginning that another loop on this executor holds; at least one position is left to compute."""
+    unit = offer.unit
+    ledger = ex.ledgers[unit.kind.expert]
+    found = ledger.prefixes.find(offer.chain)
+    if found is None:
+        return None
+    key, blocks = found
+    ledger.used(key)
+    return Fork(*key, min(blocks * unit.kind.block, unit.hi - 1))

@@ -20,6 +20,7 @@ from omni_runtime.work import (
     ExecutorUp,
     Fail,
     Finish,
+    Forget,
     Instruction,
     LoopDone,
     Refuse,
@@ -118,8 +119,7 @@ class Scheduler:
     def _loop_done(self, event: LoopDone, out: list[Instruction]) -> None:
         run = self.runs.get(event.run)
         if run is not None:
-            run.offers.pop(event.loop, None)
-            self._free(run, event.loop)
+            self._release(run, event.loop, event.chain, out)
 
     def _closed(self, event: Closed, out: list[Instruction]) -> None:
         run = self.runs.get(event.run)
@@ -136,9 +136,13 @@ class Scheduler:
     # -- Events of executors
 
     def _batch_done(self, event: BatchDone, out: list[Instruction]) -> None:
+        ex = self.where[event.batch]
         for offer in self._return(event.batch):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
+            if offer.chain and ex.reuse:
+                have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
+                ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
             if run.solo and unit.at >= run.solo.get(unit.loop, 1 << 62):
                 del run.solo[unit.loop]
             if run.closing:
@@ -197,6 +201,7 @@ class Scheduler:
         self.batches = batch = self.batches + 1
         for offer in picked:
             offer.run.flying[offer.unit.loop] = batch
+            offer.ran = True
         ex.flying[batch] = picked
         ex.groups[batch] = group
         self.where[batch] = ex
@@ -213,18 +218,33 @@ class Scheduler:
             del offer.run.flying[offer.unit.loop]
         return members
 
-    def _free(self, run: RunBook, loop: str) -> None:
+    def _release(self, run: RunBook, loop: str, chain: tuple[bytes, ...], out: list[Instruction]) -> None:
+        """The loop's blocks are free, or kept for others where its executor can copy from them."""
+        offer = run.offers.pop(loop, None)
+        home = self.executors.get(offer.home or "") if offer is not None and offer.ran else None
+        kept = False
         for claim in run.claims or ():
             ex = self.executors.get(run.homes.get(claim.expert, ""))
-            if claim.loop == loop and ex is not None and ex.ledgers[claim.expert].drop(run.id, loop):
-                self.admission.changed = True
+            if claim.loop != loop or ex is None:
+                continue
+            ledger = ex.ledgers[claim.expert]
+            self.admission.changed = True
+            if home is not None and home.reuse and not run.doomed:  # of a failed run nobody knows what the device holds
+                ledger.prefixes.add((run.id, loop), chain)
+                kept = ledger.keep(run.id, loop)
+            if not kept:
+                ledger.drop(run.id, loop)
+        if run.claims is not None:
+            run.claims = tuple(c for c in run.claims if c.loop != loop)
+        if home is not None and not kept:
+            out.append(Forget(home.name, ((run.id, loop),)))
 
     def _finish(self, run: RunBook, out: list[Instruction]) -> None:
         """Closes the books of an ended run once its last unit is back; two of its loops may come back in one batch."""
         if run.flying or run.id not in self.runs:
             return
-        for claim in run.claims or ():
-            self._free(run, claim.loop)
+        for loop in dict.fromkeys([*run.offers, *(c.loop for c in run.claims or ())]):
+            self._release(run, loop, (), out)
         for home in run.homes.values():
             if home in self.executors:
                 self.executors[home].pinned -= 1

@@ -202,9 +202,7 @@ class _Header:
             if name in entries:
                 raise self.error("the name appears twice; the file is damaged")
             if codec.elements > 1 and (not shape or shape[-1] % codec.elements):
-                raise self.error(
-                    f"shape {shape} does not divide into {codec.name} blocks of {codec.elements}; the file is damaged"
-                )
+                raise self.error(f"shape {shape} is not made of {codec.name} blocks of {codec.elements}; the file is damaged")
             if offset % alignment:
                 raise self.error(f"its offset {offset} is no multiple of the alignment {alignment}; the file is damaged")
             entry = entries[name] = TensorEntry(name, shape, codec, base + offset)

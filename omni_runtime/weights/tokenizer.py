@@ -140,7 +140,7 @@ class ChatTokenizer:
             raise RequestError(f"messages: the chat template of {self._file.path.name} refuses them: {error}") from error
 
     def _compile(self, source: str) -> Any:
-        import jinja2  # torch depends on it; 30 ms, so not at import
+        import jinja2  # torch depends on it; 20 ms, so not at import
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         def refuse(message: str) -> None:

@@ -15,38 +15,49 @@ STOPS = ((), (), ("la lo",), ("é!", "日"))
 PRIORITIES = ("high", "normal", "low")
 
 
-def draw_ask(r: random.Random) -> Ask:
-    return Ask(
-        choice=r.randrange(len(CHOICES)),
-        seed=r.randrange(6),
-        prompt=r.choice((1, 2, 3, 5, 9, 20, 63, 64)),
-        most=r.choice((0, 1, 2, 4, 7, None)),
-        steps=r.randint(1, 4),
-        stop=r.choice(STOPS),
-    )
+class Mood:
+    """What a world is like. Each lacks some kinds of trouble and some requests, so that the others meet more often."""
 
+    def __init__(self, r: random.Random) -> None:
+        self.r = r
+        self.choices = r.sample(range(len(CHOICES)), r.choice((1, 2, 4, len(CHOICES))))
+        self.prompts = r.choice(((1, 2, 3), (1, 2, 3, 5, 9, 20, 63, 64)))
+        self.cursed = r.choice((0.0, 0.3, 0.6))
+        self.harm = r.choice((HARM, ("op", "transient")))
+        trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5}
+        self.moves = {"ask": 30, "answer": 40} | {what: often for what, often in trouble.items() if r.random() < 0.6}
 
-def draw_curse(r: random.Random, ask: Ask) -> Curse | None:
-    if r.random() < 0.7:
-        return None
-    nodes = sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)
-    return Curse(r.choice(nodes), r.choice((*HARM, "transient", "transient")), r.randrange(6))
+    def ask(self) -> Ask:
+        r = self.r
+        return Ask(
+            choice=r.choice(self.choices),
+            seed=r.randrange(6),
+            prompt=r.choice(self.prompts),
+            most=r.choice((0, 1, 2, 4, 7, None)),
+            steps=r.randint(1, 4),
+            stop=r.choice(STOPS),
+        )
 
+    def curse(self, ask: Ask) -> Curse | None:
+        r = self.r
+        if r.random() >= self.cursed:
+            return None
+        nodes = sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)
+        return Curse(r.choice(nodes), r.choice(self.harm), r.randrange(6))
 
-def draw(r: random.Random) -> Move:
-    what = r.choices(("ask", "answer", "cancel", "lose", "host", "late", "repeat", "wrong"), weights=(30, 50, 8, 3, 5, 2, 2, 2))[
-        0
-    ]
-    if what == "ask":
-        ask = draw_ask(r)
-        return ("ask", ask, draw_curse(r, ask), r.choice(PRIORITIES))
-    if what == "host":
-        return ("host", r.choice(HOSTS), r.randint(1, 2))
-    if what == "late":
-        return ("late", r.randrange(8), r.random() < 0.5)
-    if what == "wrong":
-        return ("wrong", r.randrange(4), r.choice((-1, 1)))
-    return (what, r.randrange(12))
+    def move(self) -> Move:
+        r = self.r
+        what = r.choices(list(self.moves), weights=list(self.moves.values()))[0]
+        if what == "ask":
+            ask = self.ask()
+            return ("ask", ask, self.curse(ask), r.choice(PRIORITIES))
+        if what == "host":
+            return ("host", r.choice(HOSTS), r.randint(1, 2))
+        if what == "late":
+            return ("late", r.randrange(8), r.random() < 0.5)
+        if what == "wrong":
+            return ("wrong", r.randrange(4), r.choice((-1, 1)))
+        return (what, r.randrange(12))
 
 
 def inputs(world: World, move: Move) -> list[Any]:
@@ -70,10 +81,10 @@ def play(seed: int, longest: int = 60) -> World:
     r = random.Random(seed)
     with curses():
         world = World(blocks=r.choice(POOLS), max_runs=r.choice((2, 5, 20_000, 20_000)))
-        world.trace = []
+        mood = Mood(r)
         world.turn(world.host(None, r.randint(1, 2)))
         for _ in range(r.randint(5, longest)):
-            burst = [draw(r) for _ in range(r.choice((1, 1, 1, 2, 3)))]
+            burst = [mood.move() for _ in range(r.choice((1, 1, 1, 3, 7)))]
             world.turn([item for move in burst for item in inputs(world, move)], later=r.choice((0.0, 0.001, 0.3, 3.0)))
             for _ in range(r.choice((0, 0, 2, 6))):
                 world.turn(world.answer(r.randrange(4)), later=0.001)

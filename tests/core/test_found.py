@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from world import CURSES, Ask, Curse, World, curses
+import gc
+import weakref
 
-from omni_runtime.work import Broken, RunBatch
+import pytest
+from watch import Watch, say
+from world import CARDS, CURSES, LIMITS, PROGRAMS, Ask, Curse, World, curses, request
+
+from omni_runtime.core import Core
+from omni_runtime.executors.simulated import SimulatedExecutor
+from omni_runtime.work import Answer, Broken, End, ExecutorUp, RunBatch
 
 TWINS = Ask(choice=11, seed=1, prompt=3, most=4, steps=1)
 
@@ -96,3 +102,101 @@ def test_bind_fails_beside_another_loop_of_its_run(loop: str) -> None:
         world.turn(world.ask(TWINS, Curse(loop, "bind", 1)))
         world.drain()  # S9: no work after the end
     assert world.handles[1].end.reason == "failed"
+
+
+@pytest.mark.parametrize("choice", range(10))
+def test_a_request_claims_what_it_needs_and_not_whole_contexts(choice: int) -> None:
+    """Speech claimed 16 blocks for its thinker, whatever its prompt: its vocoder, which waits for nothing, made the claim."""
+    world = World(blocks=17 if choice == 9 else 5)  # the diamond's inner prompts are known to nobody beforehand
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(Ask(choice, seed=1, prompt=1, most=1, steps=1)))
+    world.drain()
+    assert world.handles[1].end.reason == ("too_large" if choice == 9 else "done"), world.handles[1].end
+
+
+def test_an_answer_of_no_tokens_holds_no_memory() -> None:
+    """max_tokens=0 was taken for no limit, and what a loop that was done already had claimed stayed until its run ended."""
+    world = World(blocks=40)
+    world.turn(world.host(None, 1))
+    world.turn(world.ask(Ask(choice=4, seed=0, prompt=1, most=0, steps=1)))  # talk says two tokens all the same
+    world.turn(world.answer(0))
+    assert world.progress == {(1, "tokenize"): 1}
+    assert (1, "talk") in world.flight
+    assert world.core.scheduler.executors["x1"].ledgers["toy/mot"].reserved == {}
+    world.drain()
+
+
+def test_an_executor_without_a_pool_for_an_expert() -> None:
+    """An expert that keeps nothing there needs none; one that does is refused with the numbers."""
+    core = Core(LIMITS)
+    core.feed(0.0, ExecutorUp("x", ("toy/mot", "toy/host"), {}))
+    out = core.feed(0.0, request(1, Ask(7, 1, 3, 7, 1)))
+    assert isinstance(out[0], End)
+    assert (out[0].reason, "has 0" in out[0].detail) == ("too_large", True)
+    core.feed(0.0, ExecutorUp("y", ("toy/mot",), {"toy/mot": 4}))
+    out = core.feed(0.0, request(2, Ask(7, 1, 3, 7, 1)))
+    assert [c.executor for c in out if isinstance(c, RunBatch)] == ["y"]
+
+
+def test_the_log_keeps_no_inputs_alive() -> None:
+    """`story` needs a line about a request, not its pictures and sound: thousands of requests are remembered."""
+
+    class Picture(list[int]):
+        pass
+
+    sim = Watch(stops=0)
+    picture = Picture([1, 2, 3])
+    gone = weakref.ref(picture)
+    sim.submit(PROGRAMS["paint"], messages=picture, outputs=("image",))
+    del picture
+    sim.finish_all()
+    say(sim, tokens=1)
+    sim.batches.clear()
+    sim.finish_all()
+    gc.collect()
+    assert gone() is None
+    assert any("submit paint for image" in line for line in sim.core.story(1))
+
+
+def test_story_tells_the_end_and_why() -> None:
+    """A request that had ended told "is not alive", whatever had ended it."""
+    sim = Watch(stops=0)
+    done, stopped = say(sim, tokens=2), say(sim, tokens=20)
+    large = say(sim, prompt=64)
+    sim.cancel(stopped.run)
+    sim.finish_all()
+    for handle, told in (
+        (done, "ended: done"),
+        (stopped, "ended: cancelled"),
+        (large, "ended: too_large, think: the prompt"),
+    ):
+        assert any(told in line for line in sim.core.story(handle.run)), (told, sim.core.story(handle.run))
+
+
+def test_the_room_of_an_answer_does_not_depend_on_who_else_is_there() -> None:
+    """Of two replicas the one with less to do was taken; with pools of two sizes, the answer then ended where its pool did."""
+    counts = []
+    for others in range(3):
+        executors = [SimulatedExecutor(name, *CARDS, blocks=blocks, stops=0) for name, blocks in (("small", 5), ("large", 12))]
+        sim = Watch(*executors)
+        for _ in range(others):
+            say(sim, prompt=2, tokens=3)
+        handle = say(sim, prompt=10, tokens=None)
+        sim.finish_all()
+        counts.append(handle.end.usage["think"]["completion_tokens"])
+    assert counts == [12 * 4 - 10 + 1] * 3
+
+
+def test_tensors_of_a_wrong_number_of_results_are_released() -> None:
+    """An op that gives a result too many has kept tensors for them: nobody will ever read these."""
+    sim = Watch(stops=0)
+    handle = sim.submit(PROGRAMS["cascade2"], messages="m", outputs=("audio",))
+    sim.step()
+    assert sim.batches[-1].rows[0].payload.hidden
+    sim.finish.clear()
+    report = sim.executors["x"].run(sim.mail["x"].popleft())
+    assert sim.executors["x"].slots.counts[1] > 0
+    sim.feed(Answer("x", report.batch, [*report.results, *report.results]))
+    assert handle.end.reason == "failed"
+    assert "1 rows gave 2 results" in handle.end.detail
+    sim.finish_all()

@@ -200,12 +200,19 @@ class World(Simulation):
         self.wronged: set[int] = set()  # a unit of theirs, alone, was answered with a wrong number of results
         self.late: list[RunBatch] = []  # batches that their executor took with it
         self.echo: list[Input] = []  # reports that may arrive a second time
+        self.history: list[tuple[float, tuple[Input, ...], list[Command]]] = []
         self.born = 0
         self.blocks = blocks
         self.max_runs = max_runs
         super().__init__(cards=CARDS, max_runs=max_runs)
 
     # -- What the core commands
+
+    def feed(self, *inputs: Input) -> None:
+        commands = self.core.feed(self.now, *inputs)
+        self.history.append((self.now, inputs, commands))
+        for command in commands:
+            self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, RunBatch):
@@ -348,7 +355,7 @@ class World(Simulation):
     def drain(self) -> None:
         """Heals the world and demands that everybody ends as it must."""
         self.turn(self.host(None, 1))
-        budget = 20_000
+        budget = 4_000
         while self.flight:
             self.turn(self.answer(budget), later=0.001)
             budget -= 1

@@ -1,0 +1,89 @@
+"""The same answers by straight-line code that knows neither loops nor core: what the toy programs mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from omni_runtime.card import FlowMatch
+from omni_runtime.executors.simulated import VOCABULARY, WORDS, mix
+from omni_runtime.loops.clauses import clause_end
+from omni_runtime.loops.flow_match import levels, timestep
+
+STOP, STOPS = 0, 13
+
+
+def call(index: int, values: Sequence[Any], port: str) -> int:
+    """The hash that stands for an output of a call."""
+    return mix(mix(index, *values), port)
+
+
+def tokenize(message: str) -> list[int]:
+    value = call(0, [message], "tokens")
+    return [mix(value, i) % VOCABULARY for i in range(value % 7 + 1)]
+
+
+Answer = tuple[list[int], str, list[int]]
+
+
+def decode(prompt: list[int], most: int, seed: int, node: int, given: list[int] | None = None) -> Answer:
+    """Tokens, text and hidden rows of an autoregressive model; `given` is added to its inputs, row by row."""
+    known, answer, text, hidden, last = list(prompt), [], "", [], 11
+    for at in range(10_000):
+        last = mix(last, known[at], given[at] if given is not None and at < len(given) else 7)
+        hidden.append(last)
+        if at + 1 < len(known):
+            continue
+        drawn = mix(last, seed, node, len(answer))
+        if drawn % STOPS == 0:
+            return [*answer, STOP], text, hidden
+        answer.append(drawn % VOCABULARY + 1000)
+        known.append(answer[-1])
+        text += WORDS[drawn % len(WORDS)]
+        if len(answer) == most:
+            return answer, text, hidden
+    raise AssertionError("no end")
+
+
+def vocode(frames: Sequence[Any], hop: int, ahead: int, mark: int | None = None) -> list[float]:
+    """Samples of a stateful vocoder that looks `ahead` frames ahead, but not past a mark."""
+    fold, samples = 5, []
+    for at, frame in enumerate(frames):
+        seen = []
+        for f in frames[at : at + ahead + 1]:
+            seen.append(mix(repr(f)))
+            if mark is not None and f[mark]:
+                break
+        fold = mix(fold, mix(repr(frame)))
+        samples += [np.float32(mix(fold, *seen, i) % 2001 / 1000 - 1).item() for i in range(hop)]
+    return samples
+
+
+def cascade(message: str, seed: int, most: int) -> dict[str, Any]:
+    prompt = tokenize(message)
+    _, text, hidden = decode(prompt, most, seed, node=1)
+    codes, _, _ = decode(prompt, most + 2, seed, node=2, given=hidden)
+    return {"text": text, "audio": vocode(codes, hop=2, ahead=1)}
+
+
+def clauses(message: str, seed: int, most: int) -> dict[str, Any]:
+    _, text, _ = decode(tokenize(message), most, seed, node=1)
+    frames: list[tuple[int, float]] = []
+    start = index = 0
+    while (end := clause_end(text, start, True, 12)) is not None:
+        value = call(index, [text[start:end], 1.0], "frames")
+        n = value % 5
+        frames += [(mix(value, i) % 1000, float(i == n - 1)) for i in range(n)]
+        start, index = end, index + 1
+    return {"text": text, "audio": vocode(frames, hop=3, ahead=2, mark=1)}
+
+
+def paint(message: str, seed: int, steps: int) -> dict[str, Any]:
+    condition, latent = call(0, [message], "hidden"), mix(seed, 1)
+    level = levels(FlowMatch(), steps, 1)
+    for step in range(steps):
+        schedule = (step, steps, level[step], level[step + 1], timestep(FlowMatch(), level[step]))
+        latent = mix(latent, *schedule, 1.0 + seed % 3, 1, 1, 1 + seed % 2, condition)
+    return {"image": [call(0, [mix(latent, "latent")], "image")], "progress": [(i + 1) / steps for i in range(steps)]}
