@@ -62,7 +62,9 @@ def sd3(checkpoint: str | None = None, *, dtype: str = "float32", max_sequence_l
             "transformer": ExpertSpec(
                 build="omni_runtime.experts.sd3:build", ops={"denoise": OpLimits(units=8, size=16)}, options=options
             ),
-            "vae": ExpertSpec(build="omni_runtime.experts.sd3_vae:build", ops={"decode": OpLimits(units=1, size=1)}, options=options),
+            "vae": ExpertSpec(
+                build="omni_runtime.experts.sd3_vae:build", ops={"decode": OpLimits(units=1, size=1)}, options=options
+            ),
         },
         loops={
             "encode": OneShot(

@@ -152,7 +152,9 @@ class _Linear:
 class _Heads:
     """Queries, keys and values of one stream of tokens, and the way back."""
 
-    def __init__(self, parts: _Parts, config: MMDiTConfig, at: str, qkv: tuple[str, str, str], out: str | None, norm: str) -> None:
+    def __init__(
+        self, parts: _Parts, config: MMDiTConfig, at: str, qkv: tuple[str, str, str], out: str | None, norm: str
+    ) -> None:
         self._qkv = parts.linear(*(f"{at}.{name}" for name in qkv))
         self.out = parts.linear(f"{at}.{out}") if out else None
         self._norms = None
@@ -276,7 +278,11 @@ class MMDiT:
         scale_BD, shift_BD = self._last_modulation(told_BD).chunk(2, 1)
         out_BNK = self._out(modulate(image_BND, shift_BD, scale_BD))
         # Elements of a token come in the order row, column, channel here.
-        return out_BNK.view(-1, height, width, patch, patch, config.out_channels).permute(0, 5, 1, 3, 2, 4).reshape(latent_BCYX.shape)
+        return (
+            out_BNK.view(-1, height, width, patch, patch, config.out_channels)
+            .permute(0, 5, 1, 3, 2, 4)
+            .reshape(latent_BCYX.shape)
+        )
 
     def _tell(self, timestep_B: torch.Tensor, pooled_BP: torch.Tensor) -> torch.Tensor:
         """What all layers are told: the time as waves, and the text as a whole."""

@@ -59,7 +59,9 @@ class _Ready:
     row: Row
     step: DenoiseStep
     latent_CYX: torch.Tensor
-    branches: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # text [S, J] and pooled [P]: of the prompt, of what it is held against
+    branches: tuple[
+        tuple[torch.Tensor, torch.Tensor], ...
+    ]  # text [S, J] and pooled [P]: of the prompt, of what it is held against
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -103,9 +105,7 @@ class SD3Denoiser:
             after_CYX = pair[0].clone()
             slots.state(one.row, Trajectory).move(one.step.step, one.latent_CYX, after_CYX)
             kept = {port: after_CYX if port == "latent" else pair[1].clone() for port in one.step.keep}
-            results.append(
-                StepResult(tensors={port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()})
-            )
+            results.append(StepResult(tensors={port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()}))
         return results
 
     def _ready(self, row: Row, slots: Slots) -> _Ready:

@@ -143,11 +143,20 @@ def build(options: Mapping[str, Any], device: str) -> SD3Text:
                 raise CheckpointError(f"{folder / part}: {what.replace('_', ' ')}: {names[0]} and {len(names) - 1} others")
         return tokenizer, model.eval().to(device)
 
-    clips = [load(part, name) for part, name in CLASSES.items()]
-    has_third = (index.get("text_encoder_3") or [None, None])[1] is not None
-    third = load("text_encoder_3", THIRD) if has_third else None
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        clips = [load(part, name) for part, name in CLASSES.items()]
+        has_third = (index.get("text_encoder_3") or [None, None])[1] is not None
+        third = load("text_encoder_3", THIRD) if has_third else None
+    finally:
+        if shown:
+            bars.enable_progress_bar()
     width = sum(model.config.hidden_size for _, model in clips)
     if type(features) is not int or width > features or (third is not None and third[1].config.d_model != features):
         given = f"{width} and {third[1].config.d_model if third else 'no third'}"
-        raise CheckpointError(f"{folder}: text encoders give {given} features, the transformer's joint_attention_dim is {features}")
+        raise CheckpointError(
+            f"{folder}: text encoders give {given} features, the transformer's joint_attention_dim is {features}"
+        )
     return SD3Text(clips, third, asked.max_sequence_length, features)

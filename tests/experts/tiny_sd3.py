@@ -1,6 +1,6 @@
 """A tiny Stable Diffusion 3 folder with random weights: 0.4 M parameters, 32 x 32 pictures that are not flat.
 
-    python tests/experts/tiny_sd3.py FOLDER
+python tests/experts/tiny_sd3.py FOLDER
 """
 
 from __future__ import annotations
@@ -133,6 +133,54 @@ def _write(folder: Path, third: bool, shard: str, schedule: Any, transformer: An
         tokenizer_3=t5_tokenizer() if third else None,
     )
     pipeline.save_pretrained(str(folder), max_shard_size=shard)
+
+
+class Eye:
+    """An expert that shows a latent to the host: op `look`, slot "latent" to item "values"."""
+
+    def __init__(self) -> None:
+        self.ops = {"look": self.look}
+
+    @staticmethod
+    def look(rows: Any, slots: Any) -> Any:
+        from omni_runtime.work import StepResult
+
+        return [StepResult(items={"values": [slots.read(row.payload.tensors["latent"][0]).numpy(force=True)]}) for row in rows]
+
+
+def eye(options: Any, device: str) -> Eye:
+    """The expert that `seen` names."""
+    return Eye()
+
+
+def seen(checkpoint: Path) -> Any:
+    """The paint program with two outputs more: `latent`, and `guess`, the latents that previews are made of."""
+    from omni_runtime.cards.sd3 import sd3
+    from omni_runtime.programs.paint import paint
+
+    from omni_runtime.card import Each, ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
+
+    card = sd3(str(checkpoint))
+    look = {"expert": "eye", "op": "look", "ports": {"values": Port(type="values")}}
+    card = ModelCard(
+        name="sd3",
+        experts={**card.experts, "eye": ExpertSpec(build="tiny_sd3:eye", ops={"look": OpLimits()})},
+        loops={
+            **card.loops,
+            "look": OneShot(reads={"latent": Slot(type="latent")}, **look),
+            "glance": Each(reads={"latent": Slot(type="latent", mode="stream")}, **look),
+        },
+    )
+    program = paint(card)
+    program.output("latent", program.loop("look", latent=_port("latent")).values)
+    program.output("guess", program.loop("glance", latent=_port("preview")).values)
+    return program
+
+
+def _port(name: str) -> Any:
+    from omni_runtime.program import PortRef
+
+    return PortRef(node="denoise", port=name)
 
 
 if __name__ == "__main__":

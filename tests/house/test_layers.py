@@ -12,7 +12,7 @@ from checkout import modules
 VOCABULARY = {"errors", "card", "request", "work", "channel", "program", "loop"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
-WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "commands", "cli", "__main__"]
+WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "picture", "commands", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
 MAY |= {layer: set(PURE[: i + 1]) for i, layer in enumerate(PURE)}
@@ -20,6 +20,7 @@ MAY |= {layer: {"vocabulary", *DEVICE[: i + 1]} for i, layer in enumerate(DEVICE
 MAY |= {layer: {*PURE, *DEVICE, *WHOLE[: i + 1]} for i, layer in enumerate(WHOLE)}
 MAY["serve"] |= {"cards", "programs"}
 MAY["ask"] |= {"cards", "programs"}
+MAY["picture"] |= {"cards", "programs"}
 MAY["commands"] |= {"package"}
 MAY["cli"] |= {"package"}
 MAY["package"] = {*PURE, *DEVICE, *WHOLE, "package"}  # what it exports, it imports when asked for
@@ -28,7 +29,10 @@ ONLY = {"cards": {"errors", "card", "cards"}, "programs": {"errors", "card", "pr
 
 IMPURE = {"torch", "triton", "onnx", "onnxruntime", "time", "datetime", "threading", "asyncio", "concurrent", "multiprocessing"}
 IMPURE |= {"queue", "random", "secrets", "uuid"}
-FOREIGN = {"transformers", "diffusers"}  # what tests compare with; it runs only in the experts below, imported when they are built
+FOREIGN = {
+    "transformers",
+    "diffusers",
+}  # what tests compare with; it runs only in the experts below, imported when they are built
 WRAPS = {"omni_runtime.experts.sd3_text": "transformers", "omni_runtime.experts.sd3_vae": "diffusers"}
 
 
