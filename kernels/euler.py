@@ -1,6 +1,6 @@
 """Classifier-free guidance (Ho and Salimans 2022, equation 6) and one Euler step along the guided velocity: the definition.
 
-Suffixes: R rows, each a step of one request; B branches, rows of the network's batch; X elements of a latent (any number of axes).
+Suffixes: R rows, each a step of one request; B branches, rows of the network's batch; X elements of a latent, on any axes.
 """
 
 from __future__ import annotations

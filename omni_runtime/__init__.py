@@ -46,7 +46,8 @@ if typing.TYPE_CHECKING:
     from omni_runtime.wav import WavWriter
 
 _MODULES = {  # nothing heavy is imported before it is asked for
-    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowMatch LoopSpec ModelCard OneShot OpLimits Port Raster Slot",
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowMatch LoopSpec ModelCard OneShot OpLimits Port Raster "
+    "Slot",
     "handle": "Handle Result StreamChunk",
     "program": "Program",
     "runtime": "Runtime",

@@ -3,7 +3,7 @@
 Rows of a batch share the size of their latents and nothing else: each is at its own step of its own schedule, with its own
 guidance scale, and finds its conditioning by name. A guided row is two rows of the network's batch.
 
-Suffixes: R rows (requests), B branches, C channels, Y and X rows and columns of a latent, S text tokens, J text features, P pooled.
+Suffixes: R rows (requests), B branches, C channels, Y and X rows and columns of a latent, S text tokens, J their width, P pooled.
 """
 
 from __future__ import annotations

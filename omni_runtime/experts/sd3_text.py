@@ -22,7 +22,7 @@ from omni_runtime.errors import CheckpointError, MissingExtra, RequestError
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
-from omni_runtime.work import CallStep, Row, StepResult
+from omni_runtime.work import CallStep, Row, StepResult, TensorRef
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 PORTS = (("embeds", "pooled"), ("negative_embeds", "negative_pooled"))
@@ -55,7 +55,7 @@ class SD3Text:
         texts = [self._texts(row) for row in rows]
         results = []
         for row, pair in zip(rows, texts, strict=True):
-            tensors = {}
+            tensors: dict[str, tuple[TensorRef, ...]] = {}
             for ports, text in zip(PORTS, pair, strict=True):
                 for port, tensor in zip(ports, self._encode(text), strict=True):
                     tensors[port] = (slots.keep(row, port, 0, tensor),)
@@ -132,10 +132,10 @@ def build(options: Mapping[str, Any], device: str) -> SD3Text:
             raise CheckpointError(f"{folder / 'model_index.json'}: {part} is {found!r}, {expected!r} is needed")
         tokens = part.replace("text_encoder", "tokenizer")
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder / tokens))
-            model, told = getattr(transformers, expected).from_pretrained(
-                str(folder / part), dtype=torch.float32, output_loading_info=True, use_safetensors=True
-            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder / tokens), local_files_only=True)
+            kind = getattr(transformers, expected)
+            how = {"dtype": torch.float32, "output_loading_info": True, "use_safetensors": True, "local_files_only": True}
+            model, told = kind.from_pretrained(str(folder / part), **how)
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{folder / part}: {error}") from None
         for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):

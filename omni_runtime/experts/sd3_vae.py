@@ -74,9 +74,8 @@ def build(options: Mapping[str, Any], device: str) -> SD3VAE:
     if (found := config.get("_class_name")) != "AutoencoderKL":
         raise CheckpointError(f"{folder / 'config.json'}: _class_name is {found!r}, 'AutoencoderKL' is needed")
     try:
-        vae, told = AutoencoderKL.from_pretrained(
-            str(folder), torch_dtype=torch.float32, output_loading_info=True, low_cpu_mem_usage=False, use_safetensors=True
-        )
+        how = {"output_loading_info": True, "low_cpu_mem_usage": False, "use_safetensors": True, "local_files_only": True}
+        vae, told = AutoencoderKL.from_pretrained(str(folder), torch_dtype=torch.float32, **how)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: {error}") from None
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
