@@ -29,11 +29,13 @@ if typing.TYPE_CHECKING:
         DiffusionDenoise,
         Each,
         ExpertSpec,
+        FlowMatch,
         LoopSpec,
         ModelCard,
         OneShot,
         OpLimits,
         Port,
+        Raster,
         Slot,
     )
     from omni_runtime.executors.simulated import SimulatedExecutor
@@ -45,7 +47,8 @@ if typing.TYPE_CHECKING:
     from omni_runtime.wav import WavWriter
 
 _MODULES = {  # nothing heavy is imported before it is asked for
-    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot",
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowMatch LoopSpec ModelCard OneShot OpLimits Port Raster "
+    "Slot",
     "handle": "Handle Result StreamChunk",
     "observe.recorder": "Recorder",
     "program": "Program",
@@ -66,6 +69,7 @@ __all__ = [
     "EngineStopped",
     "ExecutorLost",
     "ExpertSpec",
+    "FlowMatch",
     "Handle",
     "LoopSpec",
     "MissingExtra",
@@ -77,6 +81,7 @@ __all__ = [
     "Port",
     "Program",
     "ProgramError",
+    "Raster",
     "Recorder",
     "RequestCancelled",
     "RequestError",

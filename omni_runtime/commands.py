@@ -13,6 +13,7 @@ from omni_runtime.ask import Question, ask
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import OmniError
 from omni_runtime.find import find
+from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
 
 QUESTION = "What is the capital of France, and what is it famous for?"
@@ -85,6 +86,40 @@ def run(
             timeline=timeline,
             trace=trace,
             live=live,
+        )
+    )
+
+
+@cli.command()
+def paint(
+    prompt: Annotated[str, typer.Argument(help="what to paint")],
+    checkpoint: Annotated[Path, typer.Option(help="folder of a Stable Diffusion 3 model, as diffusers writes it")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="where the picture goes, as PNG")] = Path("picture.png"),
+    steps: Annotated[int | None, typer.Option(help="denoising steps; 28 by default")] = None,
+    guidance: Annotated[float | None, typer.Option(help="how strongly to follow the prompt; 1 is off, 7 the default")] = None,
+    negative: Annotated[str, typer.Option(help="what to keep away from, with guidance")] = "",
+    width: Annotated[int | None, typer.Option(help="pixels; the model's own by default")] = None,
+    height: Annotated[int | None, typer.Option(help="pixels; the model's own by default")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed gives the same picture")] = None,
+    preview_every: Annotated[int, typer.Option(help="write OUT.stepN.png every so many steps; 0 is off")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a sentence")] = False,
+    threads: Annotated[int | None, threads_option] = None,
+) -> None:
+    """Paint one picture."""
+    draw(
+        Order(
+            prompt,
+            checkpoint,
+            out,
+            steps=steps,
+            guidance_scale=guidance,
+            negative_prompt=negative,
+            width=width,
+            height=height,
+            seed=seed,
+            preview_every=preview_every,
+            json=json,
+            threads=threads,
         )
     )
 

@@ -130,13 +130,21 @@ class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
 
 
 class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
-    """Step `step` of `steps` of a diffusion trajectory."""
+    """Step `step` of `steps` of a diffusion trajectory, from noise level `sigma` down to `target`.
+
+    All of its schedule that a step needs is here, so that steps of different schedules can share a batch.
+    """
 
     step: int
     steps: int
-    draw: Draw
-    conditioning: tuple[TensorRef, ...]
-    size: tuple[int, ...]
+    sigma: float  # share of noise in the latent, 1 .. 0
+    target: float  # the same after the step
+    timestep: float  # `sigma` as the network wants it told
+    guidance_scale: float  # 1: one branch, no guidance
+    size: tuple[int, ...]  # of the latent: channels, rows, columns
+    draw: Draw  # key of the initial noise: seed and node, by element
+    conditioning: dict[str, tuple[TensorRef, ...]]  # by slot
+    keep: tuple[str, ...] = ()  # ports to fill after this step: "latent", "preview"
 
 
 class CallStep(Struct, frozen=True, array_like=True, tag="call"):

@@ -272,7 +272,7 @@ MUTANTS = [
     Mutant(
         "steps beyond the card's limit",
         "request.py",
-        "made.steps > spec.max_steps",
+        "self.steps > spec.max_steps",
         "False",
         "request.the_remedy_is_said('paint', {'steps': 1001}, 'at most 1000')",
     ),

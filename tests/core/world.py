@@ -80,6 +80,7 @@ def late() -> Program:
 
 PROGRAMS = toys.PROGRAMS | {p.name: p for p in (prompted(), twins(), late())}
 CHOICES = [*toys.CHOICES, ("prompted", ("text",)), ("twins", ("low", "high")), ("late", ("text", "more"))]
+CHOICES += [("paint", ("preview", "image", "progress"))]
 HOSTS: tuple[tuple[str, ...] | None, ...] = (
     None,  # all
     ("toy/host", "toy/mot"),
@@ -347,7 +348,12 @@ def request(run: int, ask: Ask, priority: str = "normal") -> Submit:
             most = None if ask.most is None else ask.most + 2 * (node == "talk")
             given[node] = {"max_tokens": 2 if node == "script" else most, "stop": ask.stop}
         elif kind == "diffusion_denoise":
-            given[node] = {"steps": ask.steps, "size": (1 + ask.seed % 2,)}
+            given[node] = {
+                "steps": ask.steps,
+                "width": 1 + ask.seed % 2,
+                "guidance_scale": 1.0 + ask.seed % 3,
+                "preview_every": ask.seed % 4,
+            }
     return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority)[1]
 
 
