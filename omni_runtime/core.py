@@ -10,23 +10,10 @@ from msgspec.structs import replace
 
 from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
+from omni_runtime.orders import Admitted, Blocked, Dispatch, Event, Instruction
 from omni_runtime.scheduler import check as books
 from omni_runtime.scheduler.scheduler import Scheduler
-from omni_runtime.work import (
-    Admitted,
-    Answer,
-    Blocked,
-    Broken,
-    Command,
-    Dispatch,
-    End,
-    Event,
-    ExecutorDown,
-    ExecutorUp,
-    Input,
-    Instruction,
-    Submit,
-)
+from omni_runtime.work import Answer, Broken, Command, End, ExecutorDown, ExecutorUp, Input, Submit
 
 REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgotten
 

@@ -9,28 +9,9 @@ from typing import Any
 from omni_runtime.channel import Reader
 from omni_runtime.errors import RequestTooLarge
 from omni_runtime.flow.run import Node, Run
+from omni_runtime.orders import Blocked, Claim, Claimed, Closed, Event, LoopDone, UnitReady, Withdrawn
 from omni_runtime.scheduler.rank import due
-from omni_runtime.work import (
-    Blocked,
-    Chunk,
-    Claim,
-    Claimed,
-    Closed,
-    Command,
-    Done,
-    End,
-    Event,
-    LoopDone,
-    OutputEnd,
-    Push,
-    Release,
-    StepResult,
-    TensorRef,
-    UnitReady,
-    Wait,
-    Withdrawn,
-    WorkUnit,
-)
+from omni_runtime.work import Chunk, Command, Done, End, OutputEnd, Push, Release, StepResult, TensorRef, Wait, WorkUnit
 
 
 class Walk:

@@ -11,25 +11,19 @@ from typing import Any
 from msgspec import Struct
 
 from omni_runtime.observe.record import BatchFact, Record, RunFact, UnitFact
+from omni_runtime.orders import Admitted, BatchDone, BatchFailed, Blocked, LoopDone, UnitReady, Withdrawn
 from omni_runtime.work import (
-    Admitted,
     ArStep,
     AudioStep,
-    BatchDone,
-    BatchFailed,
-    Blocked,
     Chunk,
     Command,
     DenoiseStep,
     End,
     ExecutorDown,
     Input,
-    LoopDone,
     Payload,
     RunBatch,
     Submit,
-    UnitReady,
-    Withdrawn,
     WorkUnit,
 )
 

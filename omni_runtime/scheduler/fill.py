@@ -5,8 +5,9 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from omni_runtime.card import OpLimits
+from omni_runtime.orders import Grant
 from omni_runtime.scheduler.book import ExecBook, Group, Offer
-from omni_runtime.work import Fork, Grant
+from omni_runtime.work import Fork
 
 Heap = list[tuple[float, int, Offer]]
 

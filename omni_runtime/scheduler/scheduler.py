@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from omni_runtime.card import OpLimits
-from omni_runtime.scheduler.admit import Admission, hosts, place
-from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
-from omni_runtime.scheduler.fill import Queues, grants, pick
-from omni_runtime.work import (
+from omni_runtime.orders import (
     BatchDone,
     BatchFailed,
     Claimed,
     Closed,
     Dispatch,
     Event,
-    ExecutorDown,
-    ExecutorUp,
     Fail,
     Finish,
     Forget,
@@ -28,6 +23,10 @@ from omni_runtime.work import (
     UnitReady,
     Withdrawn,
 )
+from omni_runtime.scheduler.admit import Admission, hosts, place
+from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
+from omni_runtime.scheduler.fill import Queues, grants, pick
+from omni_runtime.work import ExecutorDown, ExecutorUp
 
 
 class Scheduler:

@@ -13,9 +13,10 @@ from world import PROGRAMS
 
 from omni_runtime.card import OpLimits
 from omni_runtime.executors.simulated import Cost
+from omni_runtime.orders import Admitted, BatchDone, Grant, Submitted, UnitReady
 from omni_runtime.scheduler.rank import PATIENCE
 from omni_runtime.scheduler.scheduler import Scheduler
-from omni_runtime.work import Admitted, BatchDone, ExecutorUp, Grant, Submitted, UnitKind, UnitReady, WorkUnit
+from omni_runtime.work import ExecutorUp, UnitKind, WorkUnit
 
 BATCH = 0.01
 COSTS = {("toy/mot", op): Cost(fixed=BATCH) for op in ("forward", "denoise", "encode")}
