@@ -34,6 +34,7 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    speed: float | None = None
     timeline: Path | None = None
     trace: Path | None = None
     live: bool | None = None
@@ -59,6 +60,10 @@ def ask(question: Question) -> None:
         "top_p": question.top_p,
         "stop": question.stop,
     }
+    if question.speed is not None:
+        if not question.speak:
+            raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
+        params["speed"] = question.speed
     outputs = ("text", "audio") if question.speak else ("text",)
     resolve(0, program, 0, {"messages": messages, **params}, outputs=outputs, seed=question.seed)  # wrong options, before loading
     began = time.perf_counter()

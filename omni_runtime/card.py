@@ -88,6 +88,8 @@ class LoopSpec(Value):
     ports: Mapping[str, Port] = {}
     state_blocks: int = Field(default=0, ge=0)  # blocks of state that do not grow
     defaults: Mapping[str, Any] = {}  # of the request's parameters for this loop
+    ranges: Mapping[str, tuple[float, float]] = {}  # least and most of those that are numbers; of calls only
+    choices: Mapping[str, tuple[str, ...]] = {}  # what those may be that are text; of calls only
 
     @property
     def grows(self) -> bool:
@@ -268,6 +270,9 @@ class ModelCard(Value):
                 raise ValueError(f"loops.{name}.expert: " + unknown("expert", loop.expert, self.experts))
             if loop.op not in expert.ops:
                 raise ValueError(f"loops.{name}.op: " + unknown(f"op of expert {loop.expert!r}", loop.op, expert.ops))
+            for key in (*loop.ranges, *loop.choices):
+                if key not in loop.defaults or not isinstance(loop, Each | OneShot):
+                    raise ValueError(f"loops.{name}.ranges and .choices: " + unknown("parameter", key, loop.defaults))
             if not loop.ports:
                 raise ValueError(f"loops.{name}.ports: a loop that gives nothing can never be read")
             if isinstance(loop, DiffusionDenoise) and loop.branches > expert.ops[loop.op].size:

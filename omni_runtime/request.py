@@ -83,7 +83,15 @@ PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioP
 def params_model(spec: LoopSpec) -> type[Params]:
     """The parameters that a loop takes: its kind's, or for calls the ones that its card gives defaults for."""
     if isinstance(spec, Each | OneShot):
-        fields: dict[str, Any] = {name: (type(value), value) for name, value in spec.defaults.items()}
+        fields: dict[str, Any] = {}
+        for name, value in spec.defaults.items():
+            if name in spec.choices:
+                fields[name] = (Literal[spec.choices[name]], value)
+            elif name in spec.ranges:
+                least, most = spec.ranges[name]
+                fields[name] = (type(value), Field(default=value, ge=least, le=most))
+            else:
+                fields[name] = (type(value), value)
         return create_model("CallParams", __base__=Params, **fields)
     return PARAMS[spec.kind]
 

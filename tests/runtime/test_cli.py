@@ -67,6 +67,8 @@ raise_ = lambda: 1 / 0
         (("run", "hi", "--max-tokens", "-3"), ["max_tokens", "-3"]),
         (("run", "hi", "--seed", "-3"), ["seed", "-3"]),
         (("run", "hi", "--stop", ""), ["stop", "empty"]),
+        (("run", "hi", "--speed", "1.5"), ["speed=1.5", "--speak"]),
+        (("run", "hi", "--speak", "x.wav", "--speed", "3"), ["speed", "less than or equal to 2", "3"]),
     ],
 )
 def test_errors_are_one_sentence(args: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
