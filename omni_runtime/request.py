@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, create_model, field_validator
@@ -83,17 +84,22 @@ PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioP
 def params_model(spec: LoopSpec) -> type[Params]:
     """The parameters that a loop takes: its kind's, or for calls the ones that its card gives defaults for."""
     if isinstance(spec, Each | OneShot):
-        fields: dict[str, Any] = {}
-        for name, value in spec.defaults.items():
-            if name in spec.choices:
-                fields[name] = (Literal[spec.choices[name]], value)
-            elif name in spec.ranges:
-                least, most = spec.ranges[name]
-                fields[name] = (type(value), Field(default=value, ge=least, le=most))
-            else:
-                fields[name] = (type(value), value)
-        return create_model("CallParams", __base__=Params, **fields)
+        return _call_params(tuple(spec.defaults.items()), tuple(spec.ranges.items()), tuple(spec.choices.items()))
     return PARAMS[spec.kind]
+
+
+@lru_cache(maxsize=256)  # a pydantic class takes a millisecond to make
+def _call_params(defaults: tuple[Any, ...], ranges: tuple[Any, ...], choices: tuple[Any, ...]) -> type[Params]:
+    fields: dict[str, Any] = {}
+    for name, value in defaults:
+        if name in dict(choices):
+            fields[name] = (Literal[dict(choices)[name]], value)
+        elif name in dict(ranges):
+            least, most = dict(ranges)[name]
+            fields[name] = (type(value), Field(default=value, ge=least, le=most))
+        else:
+            fields[name] = (type(value), value)
+    return create_model("CallParams", __base__=Params, **fields)
 
 
 class Request(Value):
