@@ -139,7 +139,7 @@ class Scheduler:
         for offer in self._return(event.batch):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            if offer.chain and ex.reuse:
+            if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
             if run.solo and unit.at >= run.solo.get(unit.loop, 1 << 62):

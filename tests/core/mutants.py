@@ -96,6 +96,13 @@ MUTANTS = [
         "",
         "fairness.an_offer_that_grows_keeps_its_place_and_is_granted_whole()",
     ),
+    Mutant(
+        "a unit that did not run is taken for a prefix",
+        "scheduler/scheduler.py",
+        " and ex.reuse and not run.closing:",
+        " and ex.reuse:",
+        "found.a_unit_that_was_left_out_of_its_batch_holds_no_prefix()",
+    ),
     Mutant("books close with a unit in flight", "scheduler/scheduler.py", "if run.flying or run.id", "if run.id"),
     Mutant(
         "books close twice",

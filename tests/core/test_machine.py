@@ -41,9 +41,11 @@ class AnyWorld(RuleBasedStateMachine):
         self.open = curses()
         self.open.__enter__()
 
-    @initialize(blocks=st.sampled_from(POOLS), max_runs=st.sampled_from((2, 5, 20_000)), slots=st.integers(1, 2))
-    def begin(self, blocks: int, max_runs: int, slots: int) -> None:
-        self.world = World(blocks, max_runs)
+    @initialize(
+        blocks=st.sampled_from(POOLS), max_runs=st.sampled_from((2, 5, 20_000)), slots=st.integers(1, 2), reuse=st.booleans()
+    )
+    def begin(self, blocks: int, max_runs: int, slots: int, reuse: bool) -> None:
+        self.world = World(blocks, max_runs, reuse)
         self.burst = self.world.host(None, slots)
 
     @rule(later=st.sampled_from((0.0, 0.001, 0.3, 3.0)))
