@@ -273,6 +273,10 @@ class ModelCard(Value):
             for key in (*loop.ranges, *loop.choices):
                 if key not in loop.defaults or not isinstance(loop, Each | OneShot):
                     raise ValueError(f"loops.{name}.ranges and .choices: " + unknown("parameter", key, loop.defaults))
+            if isinstance(loop, Each | OneShot):
+                for key, value in loop.defaults.items():
+                    if not isinstance(value, str | int | float | bool):
+                        raise ValueError(f"loops.{name}.defaults.{key}: a text, number or truth value, not {value!r}")
             if not loop.ports:
                 raise ValueError(f"loops.{name}.ports: a loop that gives nothing can never be read")
             if isinstance(loop, DiffusionDenoise) and loop.branches > expert.ops[loop.op].size:

@@ -84,21 +84,22 @@ PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioP
 def params_model(spec: LoopSpec) -> type[Params]:
     """The parameters that a loop takes: its kind's, or for calls the ones that its card gives defaults for."""
     if isinstance(spec, Each | OneShot):
-        return _call_params(tuple(spec.defaults.items()), tuple(spec.ranges.items()), tuple(spec.choices.items()))
+        defaults = tuple((name, type(value), value) for name, value in spec.defaults.items())  # the type, for 1 == True
+        return _call_params(defaults, tuple(spec.ranges.items()), tuple(spec.choices.items()))
     return PARAMS[spec.kind]
 
 
 @lru_cache(maxsize=256)  # a pydantic class takes a millisecond to make
 def _call_params(defaults: tuple[Any, ...], ranges: tuple[Any, ...], choices: tuple[Any, ...]) -> type[Params]:
     fields: dict[str, Any] = {}
-    for name, value in defaults:
+    for name, kind, value in defaults:
         if name in dict(choices):
             fields[name] = (Literal[dict(choices)[name]], value)
         elif name in dict(ranges):
             least, most = dict(ranges)[name]
-            fields[name] = (type(value), Field(default=value, ge=least, le=most))
+            fields[name] = (kind, Field(default=value, ge=least, le=most))
         else:
-            fields[name] = (type(value), value)
+            fields[name] = (kind, value)
     return create_model("CallParams", __base__=Params, **fields)
 
 
