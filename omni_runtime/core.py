@@ -129,9 +129,12 @@ class Core:
     def story(self, run: int) -> list[str]:
         """What led a run to where it is, oldest first: lines of at most the last REMEMBERED entries of all runs."""
         lines = []
+        mine: set[int] = set()  # batches with a unit of the run
         for now, item in list(self._log):  # a copy: the engine's thread may be adding to it
             told = _tell(item, run)
-            if told:
+            if told and isinstance(item, Dispatch):
+                mine.add(item.batch)
+            if told and not (isinstance(item, Broken) and item.batch not in mine):
                 lines.append(f"{now:.6f} {told}")
         state = self.flow.runs.get(run)
         if state is None:
