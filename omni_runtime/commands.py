@@ -44,6 +44,14 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="length of the answer at most")] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.0,
     top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this mass; 1 is off")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="draw from so many likeliest tokens; 0 is off")] = 0,
+    min_p: Annotated[float, typer.Option(help="draw from tokens of this share of the likeliest's probability; 0 is off")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="divides what stands in prompt or answer; 1 is off")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="taken from what stands in the answer; 0 is off")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="the same, as often as it stands there; 0 is off")] = 0.0,
+    min_tokens: Annotated[int, typer.Option(help="length of the answer at least")] = 0,
+    samples: Annotated[int, typer.Option(help="answers; number i has the seed + i - 1", min=1, max=64)] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="with --json: of each token and so many likely ones")] = None,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
     threads: Annotated[int | None, threads_option] = None,
@@ -62,6 +70,16 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             threads=threads,
+            samples=samples,
+            drawing={
+                "top_k": top_k,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "min_tokens": min_tokens,
+                "logprobs": logprobs,
+            },
         )
     )
 

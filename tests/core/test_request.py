@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from world import PROGRAMS
 
 from omni_runtime.errors import ProgramError, RequestError
-from omni_runtime.request import SEEDS, Request, resolve
+from omni_runtime.request import SEEDS, ArParams, Request, resolve
 from omni_runtime.work import Submit
 
 DRAWN = 99
@@ -99,7 +99,8 @@ def test_a_seed_is_taken_as_given_and_drawn_where_none_is(fields: dict[str, Any]
 
 def test_what_is_right_is_taken() -> None:
     made = submit("text", max_tokens=10**30, temperature=1, top_p=1, stop="end", priority="high", outputs="text", label="mine")
-    assert made.params["think"].model_dump() == {"max_tokens": 10**30, "temperature": 1.0, "top_p": 1.0, "stop": ("end",)}
+    changed = {"max_tokens": 10**30, "temperature": 1.0, "top_p": 1.0, "stop": ("end",)}
+    assert made.params["think"].model_dump() == ArParams().model_dump() | changed
     assert made.priority == 0
     assert made.plan.outputs == ("text",)
     assert submit("text", max_tokens=None).params["think"].max_tokens is None

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from checkout import modules
 
-VOCABULARY = {"errors", "card", "request", "work", "channel", "program", "loop"}
+VOCABULARY = {"errors", "card", "request", "draw", "work", "channel", "program", "loop"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
 WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "commands", "cli", "__main__"]
