@@ -74,20 +74,22 @@ def edited(logit_V: Reals, edits: Edits, index: int, history: History | None) ->
     x_V = logit_V.astype(np.float64)
     if edits.bias_ids:
         x_V[list(edits.bias_ids)] += edits.bias
-    penalised = edits.repetition != 1.0 or edits.presence != 0.0 or edits.frequency != 0.0
-    if penalised:
-        assert history is not None, "penalties need the tokens so far"
-    if penalised and history is not None:
-        if edits.repetition != 1.0:
-            seen_S = history.ids()  # a token that stands there twice is written twice, with the same value
-            x_S = x_V[seen_S]
-            with np.errstate(over="ignore"):
-                x_V[seen_S] = np.where(x_S > 0, np.minimum(x_S / edits.repetition, _HUGE), x_S * edits.repetition)
-        if index and (edits.presence or edits.frequency):
-            answer_A, count_A = np.unique(history.ids(len(history) - index), return_counts=True)
-            x_V[answer_A] -= edits.presence + edits.frequency * count_A
+    if edits.repetition != 1.0:
+        seen_S = _known(history).ids()  # a token that stands there twice is written twice, with the same value
+        x_S = x_V[seen_S]
+        with np.errstate(over="ignore"):
+            x_V[seen_S] = np.where(x_S > 0, np.minimum(x_S / edits.repetition, _HUGE), x_S * edits.repetition)
+    if edits.presence != 0.0 or edits.frequency != 0.0:
+        known = _known(history)
+        answer_A, count_A = np.unique(known.ids(len(known) - index), return_counts=True)
+        x_V[answer_A] -= edits.presence + edits.frequency * count_A
     if index < edits.least and edits.stop_ids:
         x_V[list(edits.stop_ids)] = -np.inf
         if x_V.max() == -np.inf:
             raise RequestError(f"min_tokens: every token that the model could draw as number {index + 1} is a stop token")
     return x_V
+
+
+def _known(history: History | None) -> History:
+    assert history is not None, "penalties count tokens: give them"
+    return history

@@ -158,8 +158,9 @@ def logprob(logits_V: torch.Tensor, token: int, count: int) -> TokenLogprob:
     shifted_V = logit_V - logit_V[best]
     total = float(np.log(np.exp(shifted_V).sum(dtype=np.float64)))
     ids_C = heaviest(logit_V, count) if count else np.arange(0)
-    falling = sorted((-float(shifted_V[i]), int(i)) for i in ids_C if np.isfinite(logit_V[i]))
-    return TokenLogprob(token, float(shifted_V[token]) - total, tuple((i, -lower - total) for lower, i in falling))
+    # By the logits themselves: 0 and 6e-8 are equal once 1.5 is taken from them.
+    falling = sorted((-float(logit_V[i]), int(i)) for i in ids_C if np.isfinite(logit_V[i]))
+    return TokenLogprob(token, float(shifted_V[token]) - total, tuple((i, float(shifted_V[i]) - total) for _, i in falling))
 
 
 def _best(logit_V: Reals) -> int:
