@@ -62,15 +62,20 @@ def check_ids(edits: Edits, vocabulary: int) -> None:
 
 
 def edited(logit_V: Reals, edits: Edits, index: int, history: History | None) -> Reals:
-    """A copy of the logits with bias, penalties and the ban of stop tokens, in this order, for output token `index`.
+    """The logits with bias, penalties and the ban of stop tokens, in this order, for output token `index`.
 
     With x a logit and n how often its token stands in the answer so far: x + bias; then x / repetition if x > 0, else
     x * repetition, if its token stands in prompt or answer (Keskar et al. 2019, section 4.1, where negative logits are not
     considered); then x - presence * [n > 0] - frequency * n; then -inf for stop tokens where index < least.
 
+    The logits themselves stay as they are; where nothing changes, they are what is returned.
+
     Raises:
         RequestError: nothing is left.
     """
+    penalised = edits.repetition != 1.0 or edits.presence != 0.0 or edits.frequency != 0.0
+    if not (penalised or edits.bias_ids or index < edits.least):
+        return logit_V
     x_V = logit_V.astype(np.float64)
     if edits.bias_ids:
         x_V[list(edits.bias_ids)] += edits.bias
