@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from omni_runtime.errors import RequestError
 from omni_runtime.handle import Handle, Result, Sample
+from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
 from omni_runtime.request import resolve
@@ -35,6 +36,10 @@ class Question(Struct, frozen=True):
     threads: int | None = None
     samples: int = 1
     drawing: dict[str, Any] = {}  # further parameters of the answer's tokens, as in `request.ArParams`
+    speed: float | None = None
+    timeline: Path | None = None
+    trace: Path | None = None
+    live: bool | None = None
 
 
 def ask(question: Question) -> None:
@@ -52,6 +57,7 @@ def ask(question: Question) -> None:
         raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
     if question.samples > 1 and question.speak:
         raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
+    watch = Watch(question.timeline, question.trace, False if question.json else question.live, title=question.text[:60])
     program = speak() if question.speak else chat()
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})
@@ -62,6 +68,10 @@ def ask(question: Question) -> None:
         "stop": question.stop,
         **question.drawing,
     }
+    if question.speed is not None:
+        if not question.speak:
+            raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
+        params["speed"] = question.speed
     outputs = ("text", "audio") if question.speak else ("text", "tokens", "logprobs") if told else ("text",)
     asked: dict[str, Any] = {"outputs": outputs, "seed": question.seed, "n": question.samples}
     resolve(0, program, 0, {"messages": messages, **params}, **asked)  # wrong options, before loading
@@ -69,33 +79,35 @@ def ask(question: Question) -> None:
     note = sys.stderr.isatty() and not question.json
     if note:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
-    with Runtime(list(program.cards.values()), threads=question.threads) as runtime:
+    cards = list(program.cards.values())
+    with watch, Runtime(cards, threads=question.threads, observers=watch.observers) as runtime:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         handle = runtime.submit(program, messages=messages, **asked, **params)
         if question.stats:
             print(f"> {question.text}\n", flush=True)
-        if question.samples == 1:
-            _follow(handle, question)
+        _follow(handle, question, watch)
         result = handle.result()
-    if question.samples > 1 and not question.json:
-        print("\n\n".join(f"-- sample {i}, seed {s.seed}\n{s.text}" for i, s in enumerate(result.samples, 1)))
     if question.json:
         print(json.dumps(_as_json(result, question, loaded)))
     elif question.stats:
         print(_stats(result, question, loaded))
 
 
-def _follow(handle: Handle, question: Question) -> None:
+def _follow(handle: Handle, question: Question, watch: Watch) -> None:
     rate = handle.sample_rates.get("audio")
     wav = WavWriter(question.speak, rate) if question.speak and rate else None
     try:
-        for chunk in handle:
-            if chunk.text is not None and not question.json:
-                print(chunk.text, end="", flush=True)
-            elif chunk.samples is not None and wav is not None:
-                wav.write(chunk.samples)
+        with watch.stream() as show:
+            for chunk in handle:
+                if chunk.text is not None and not question.json and question.samples == 1:
+                    show(chunk.text)
+                elif chunk.samples is not None and wav is not None:
+                    wav.write(chunk.samples)
+            if question.samples > 1 and not question.json:  # they are made together, and read one after the other
+                found = handle.result().samples
+                show("\n\n".join(f"-- sample {i}, seed {sample.seed}\n{sample.text}" for i, sample in enumerate(found, 1)))
     finally:
         if wav is not None:
             wav.close()
@@ -151,4 +163,6 @@ def _stats(result: Result, question: Question, loaded: float) -> str:
     lines.append("WorkUnits run         " + ", ".join(f"{loop} {n}" for loop, n in result.units.items()))
     if question.speak:
         lines.append(f"the answer is in      {question.speak}")
+    if question.timeline:
+        lines.append(f"its timeline is in    {question.timeline}")
     return "\n".join(lines)

@@ -98,10 +98,33 @@ class AudioParams(Params):
 
 
 class DenoiseParams(Params):
-    """Number of steps, and the shape of the latent."""
+    """How a picture is denoised. A guidance scale of 1 is off: the negative prompt has no effect and a step costs half."""
 
-    steps: int = Field(default=20, ge=1)  # at most the card's `max_steps`
-    size: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
+    steps: int = Field(default=20, ge=1)  # exactly so many are run; at most the card's `max_steps`
+    guidance_scale: float = Field(default=1.0, ge=1.0, le=100.0, allow_inf_nan=False)
+    width: int | None = None  # pixels; None: the card's
+    height: int | None = None
+    preview_every: int = Field(default=0, ge=0)  # steps from one preview to the next; 0: none
+
+    def fitted(self, spec: DiffusionDenoise) -> DenoiseParams:
+        """Held to the card's limits, with the sizes filled in.
+
+        Raises:
+            RequestError: naming the field, its value and the nearest that is allowed.
+        """
+        if self.steps > spec.max_steps:
+            raise RequestError(f"steps: at most {spec.max_steps}, as its card says, not {self.steps}")
+        if self.guidance_scale > 1.0 and spec.branches == 1:
+            raise RequestError(f"guidance_scale: its card takes no guidance, 1.0 is needed, not {self.guidance_scale}")
+        raster = spec.raster
+        sides = {}
+        for name, side in (("width", self.width), ("height", self.height)):
+            side = getattr(raster, name) if side is None else side
+            if (near := raster.nearest(side)) != (side,):
+                allowed = f"multiples of {raster.multiple} from {raster.multiple} to {raster.largest} are allowed"
+                raise RequestError(f"{name}: {allowed}, nearest {' and '.join(map(str, near))}, not {side}")
+            sides[name] = side
+        return self.model_copy(update=sides)
 
 
 PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioParams, "diffusion_denoise": DenoiseParams}
@@ -110,7 +133,15 @@ PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioP
 def params_model(spec: LoopSpec) -> type[Params]:
     """The parameters that a loop takes: its kind's, or for calls the ones that its card gives defaults for."""
     if isinstance(spec, Each | OneShot):
-        fields: dict[str, Any] = {name: (type(value), value) for name, value in spec.defaults.items()}
+        fields: dict[str, Any] = {}
+        for name, value in spec.defaults.items():
+            if name in spec.choices:
+                fields[name] = (Literal[spec.choices[name]], value)
+            elif name in spec.ranges:
+                least, most = spec.ranges[name]
+                fields[name] = (type(value), Field(default=value, ge=least, le=most))
+            else:
+                fields[name] = (type(value), value)
         return create_model("CallParams", __base__=Params, **fields)
     return PARAMS[spec.kind]
 
@@ -174,17 +205,19 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
 def _params(model: type[Params], spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
     try:
         made: Any = model(**{**spec.defaults, **given})
+        if isinstance(spec, DiffusionDenoise) and isinstance(made, DenoiseParams):
+            made = made.fitted(spec)
         if isinstance(spec, ArDecode) and spec.vocabulary:
             made.check_ids(spec.vocabulary)
     except RequestError as e:
         raise RequestError(f"{where}: {e}") from None
-    if isinstance(spec, DiffusionDenoise) and made.steps > spec.max_steps:
-        raise RequestError(f"{where}: steps: at most {spec.max_steps}, as its card says, not {made.steps}")
     return made.model_dump() if isinstance(spec, Each | OneShot) else made
 
 
 def as_items(kind: str, value: Any) -> Sequence[Any]:
     """An input as the items of its channel: token ids one by one, all else as one item."""
+    if kind == "prompt" and not isinstance(value, str):
+        raise RequestError(f"one text is needed (for several pictures submit several requests), not {str(value)[:80]!r}")
     if kind != "token":
         return (value,)
     tokens = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
@@ -222,4 +255,4 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
     if chosen + request.n > SEEDS:
         raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n)
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n, request.label)

@@ -252,9 +252,11 @@ class SimulatedExecutor:
     def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
         step, latent = memory.state if p.step else (0, mix(p.draw.seed, p.draw.node))
         assert step == p.step, f"step {p.step} after {step}"
-        latent = mix(latent, p.step, p.steps, *(self._value(c) for c in p.conditioning))
+        given = [self._value(ref) for slot in sorted(p.conditioning) for ref in p.conditioning[slot]]
+        schedule = (p.step, p.steps, p.sigma, p.target, p.timestep, p.guidance_scale)
+        latent = mix(latent, *schedule, *p.size, *given)
         memory.after = (p.step + 1, latent)
-        return StepResult(tensors={"latent": (self._keep(row, "latent", 0, latent),)} if p.step + 1 == p.steps else {})
+        return StepResult(tensors={port: (self._keep(row, port, p.step, mix(latent, port)),) for port in p.keep})
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:
         values = [item for name in sorted(p.inputs) for item in p.inputs[name]]

@@ -65,7 +65,37 @@ MUTANTS = [
         "node.step.pooled",
         "found.a_request_claims_what_it_needs_and_not_whole_contexts(3)",
     ),
+    Mutant(
+        "tensors stay until the reader ends",
+        "flow/walk.py",
+        "                self.release(reader.channel.collect())\n        if node.sources",
+        "                pass\n        if node.sources",
+        "stories.tensors_of_an_ended_source_go_one_by_one()",
+    ),
+    Mutant("a grown offer is not told", "flow/walk.py", "elif old is None or old.hi != unit.hi or", "elif old is None or"),
+    Mutant("units are counted twice", "flow/walk.py", "node.units += 1", "node.units += 2"),
+    Mutant("tensors that nobody wants stay", "flow/walk.py", "in result.tensors.items() if port not in", "in () if port not in"),
     # the scheduler
+    Mutant(
+        "a withdrawn offer runs",
+        "scheduler/scheduler.py",
+        "(offer := run.offers.get(event.loop)) is not None:\n            offer.live = False",
+        "(offer := run.offers.get(event.loop)) is not None:\n            pass",
+    ),
+    Mutant(
+        "a loop that is done keeps its memory",
+        "scheduler/scheduler.py",
+        "            self._release(run, event.loop, event.chain, out)",
+        "            pass",
+    ),
+    Mutant("freed memory is not given on", "scheduler/scheduler.py", "self.admission.changed = True", "pass"),
+    Mutant(
+        "an offer that grows goes to the end of the queue",
+        "scheduler/scheduler.py",
+        "        if offer.live:  # it grew while it waited: it keeps its place\n            return\n",
+        "",
+        "fairness.an_offer_that_grows_keeps_its_place_and_is_granted_whole()",
+    ),
     Mutant("books close with a unit in flight", "scheduler/scheduler.py", "if run.flying or run.id", "if run.id"),
     Mutant(
         "books close twice",
@@ -270,7 +300,7 @@ MUTANTS = [
     Mutant(
         "steps beyond the card's limit",
         "request.py",
-        "made.steps > spec.max_steps",
+        "self.steps > spec.max_steps",
         "False",
         "request.the_remedy_is_said('paint', {'steps': 1001}, 'at most 1000')",
     ),

@@ -7,7 +7,8 @@ import sys
 import traceback
 from typing import Any
 
-from world import CHOICES, HARM, HOSTS, PROGRAMS, Ask, Curse, World, curses
+from curse import HARM, Curse, curses
+from world import CHOICES, HOSTS, PROGRAMS, Ask, World
 
 Move = tuple[Any, ...]
 POOLS = (4, 9, 17, 40)  # the largest request of some programs fills 17 or 34, some never fit into 4 or 9

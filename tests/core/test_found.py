@@ -6,8 +6,9 @@ import gc
 import weakref
 
 import pytest
+from curse import CURSES, Curse, curses
 from watch import Watch, say
-from world import CARDS, CURSES, LIMITS, PROGRAMS, Ask, Curse, World, curses, request
+from world import CARDS, LIMITS, PROGRAMS, Ask, World, request
 
 from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from curse import HARM, Curse, curses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import POOLS, PRIORITIES, STOPS, play
-from world import CHOICES, HARM, HOSTS, PROGRAMS, Ask, Curse, World, curses
+from world import CHOICES, HOSTS, PROGRAMS, Ask, World
 
 EXAMPLES = int(os.environ.get("OMNI_EXAMPLES", "300"))
 NTH = st.integers(0, 7)

@@ -56,7 +56,9 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
     ],
     "paint": [
         *(("steps", value) for value in (True, 0, -1, "3", 2.5, None, NAN, 1001, 10**12)),
-        *(("size", value) for value in ((), (0,), (-16,), (1.5,), (True,), 5, "512x512", None)),
+        *(("width", value) for value in (0, -16, 1.5, True, "512x512", (1,), 70_000)),
+        *(("guidance_scale", value) for value in (0.5, -1.0, 101.0, NAN, INF, True, "7", None)),
+        *(("preview_every", value) for value in (-1, 1.5, True, None)),
     ],
     "prompted": [("prompt", value) for value in ([], [1.5], [True], [-1], "abc", b"abc", 5, None, ["1"], {1: 2})],
     "clauses3": [("speed", "fast"), ("speed", True), ("utter", {"sped": 1.0}), ("speak", {"x": 1})],
@@ -141,7 +143,7 @@ def test_what_is_right_is_taken() -> None:
     most = {"top_k": 10**30, "min_p": 1, "repetition_penalty": 100, "presence_penalty": -2, "logprobs": 20, "min_tokens": 8}
     assert submit("text", **most, logit_bias={0: 100, 7: -100}, stop_tokens=[0, 7], ignore_eos=True)
     assert submit("text", stop=None).params["think"].stop == ()
-    assert submit("paint", steps=1000, size=(64, 64)).params["paint"].size == (64, 64)
+    assert submit("paint", steps=1000, width=64).params["paint"].width == 64
     assert submit("clauses3", speed=2).params["utter"] == {"speed": 2.0}
     assert submit("clauses3", utter={"speed": 0.5}).params["utter"] == {"speed": 0.5}
     assert submit("prompted", prompt=(1, 2)).inputs == {"prompt": (1, 2)}

@@ -60,6 +60,8 @@ raise_ = lambda: 1 / 0
         (("check", "broken.py:raise_"), ["raise_", "ZeroDivisionError"]),
         (("run", ""), ["question is empty"]),
         (("run", "hi", "--speak", "nowhere/x.wav"), ["nowhere/x.wav", "folder does not exist"]),
+        (("run", "hi", "--timeline", "nowhere/x.html"), ["nowhere/x.html", "folder does not exist"]),
+        (("demo", "--trace", "nowhere/x.json"), ["nowhere/x.json", "folder does not exist"]),
         (("run", "hi", "--temperature", "-1"), ["temperature", "-1"]),
         (("run", "hi", "--top-p", "0"), ["top_p", "0"]),
         (("run", "hi", "--max-tokens", "-3"), ["max_tokens", "-3"]),
@@ -69,6 +71,8 @@ raise_ = lambda: 1 / 0
         (("run", "hi", "--logprobs", "2"), ["logprobs", "add --json"]),
         (("run", "hi", "--samples", "2", "--speak", "x.wav"), ["samples", "leave --speak out"]),
         (("run", "hi", "--stop", ""), ["stop", "empty"]),
+        (("run", "hi", "--speed", "1.5"), ["speed=1.5", "--speak"]),
+        (("run", "hi", "--speak", "x.wav", "--speed", "3"), ["speed", "less than or equal to 2", "3"]),
     ],
 )
 def test_errors_are_one_sentence(args: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
@@ -99,8 +103,9 @@ def test_help() -> None:
 
 @pytest.mark.oracle
 def test_run_in_json_with_speech(tmp_path: Path) -> None:
-    out = tmp_path / "out.wav"
-    found = omni("run", "-", "--json", "--speak", str(out), "--max-tokens", "12", stdin="What is the capital of France?")
+    out, page, trace = tmp_path / "out.wav", tmp_path / "out.html", tmp_path / "out.json"
+    looks = ("--timeline", str(page), "--trace", str(trace), "--live")
+    found = omni("run", "-", "--json", "--speak", str(out), "--max-tokens", "12", *looks, stdin="What is the capital of France?")
     assert found.returncode == 0, found.stderr
     said = json.loads(found.stdout)
     assert "Paris" in said["text"]
@@ -108,6 +113,9 @@ def test_run_in_json_with_speech(tmp_path: Path) -> None:
     assert said["units"]["think"] >= 2
     with wave.open(str(out)) as file:
         assert file.getnframes() == round(said["audio"]["seconds"] * 24_000) > 24_000
+    assert "smollm2/thinker" in page.read_text()
+    bars = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "unit"]
+    assert len(bars) == sum(said["units"].values())
 
 
 @pytest.mark.oracle
