@@ -5,6 +5,7 @@ from __future__ import annotations
 from omni_runtime.card import ArDecode, ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
 
 LAYERS, KV_HEADS, HEAD = 30, 3, 64
+VOCABULARY = 49_152
 END_OF_TURN = 2  # <|im_end|>
 
 
@@ -33,6 +34,6 @@ def smollm2() -> ModelCard:
                 reads={"messages": Slot(type="messages")},
                 ports={"tokens": Port(type="token")},
             ),
-            "think": ArDecode(expert="thinker", context=8192, stop_tokens=(END_OF_TURN,)),
+            "think": ArDecode(expert="thinker", context=8192, stop_tokens=(END_OF_TURN,), vocabulary=VOCABULARY),
         },
     )

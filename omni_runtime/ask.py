@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from omni_runtime.errors import RequestError
-from omni_runtime.handle import Handle, Result
+from omni_runtime.handle import Handle, Result, Sample
 from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
@@ -34,6 +34,8 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    samples: int = 1
+    drawing: dict[str, Any] = {}  # further parameters of the answer's tokens, as in `request.ArParams`
     speed: float | None = None
     timeline: Path | None = None
     trace: Path | None = None
@@ -50,6 +52,11 @@ def ask(question: Question) -> None:
         raise RequestError("the question is empty; ask something")
     if question.speak is not None and not question.speak.resolve().parent.is_dir():
         raise RequestError(f"{question.speak}: its folder does not exist; make it first")
+    told = question.drawing.get("logprobs") is not None
+    if told and (question.speak or not question.json):
+        raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
+    if question.samples > 1 and question.speak:
+        raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
     watch = Watch(question.timeline, question.trace, False if question.json else question.live, title=question.text[:60])
     program = speak() if question.speak else chat()
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
@@ -59,13 +66,15 @@ def ask(question: Question) -> None:
         "temperature": question.temperature,
         "top_p": question.top_p,
         "stop": question.stop,
+        **question.drawing,
     }
     if question.speed is not None:
         if not question.speak:
             raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
         params["speed"] = question.speed
-    outputs = ("text", "audio") if question.speak else ("text",)
-    resolve(0, program, 0, {"messages": messages, **params}, outputs=outputs, seed=question.seed)  # wrong options, before loading
+    outputs = ("text", "audio") if question.speak else ("text", "tokens", "logprobs") if told else ("text",)
+    asked: dict[str, Any] = {"outputs": outputs, "seed": question.seed, "n": question.samples}
+    resolve(0, program, 0, {"messages": messages, **params}, **asked)  # wrong options, before loading
     began = time.perf_counter()
     note = sys.stderr.isatty() and not question.json
     if note:
@@ -75,7 +84,7 @@ def ask(question: Question) -> None:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        handle = runtime.submit(program, messages=messages, outputs=outputs, seed=question.seed, **params)
+        handle = runtime.submit(program, messages=messages, **asked, **params)
         if question.stats:
             print(f"> {question.text}\n", flush=True)
         _follow(handle, question, watch)
@@ -92,10 +101,13 @@ def _follow(handle: Handle, question: Question, watch: Watch) -> None:
     try:
         with watch.stream() as show:
             for chunk in handle:
-                if chunk.text is not None and not question.json:
+                if chunk.text is not None and not question.json and question.samples == 1:
                     show(chunk.text)
                 elif chunk.samples is not None and wav is not None:
                     wav.write(chunk.samples)
+            if question.samples > 1 and not question.json:  # they are made together, and read one after the other
+                found = handle.result().samples
+                show("\n\n".join(f"-- sample {i}, seed {sample.seed}\n{sample.text}" for i, sample in enumerate(found, 1)))
     finally:
         if wav is not None:
             wav.close()
@@ -114,9 +126,20 @@ def _as_json(result: Result, question: Question, loaded: float) -> dict[str, Any
         "first_s": result.timings.first,
         "total_s": result.timings.total,
     }
+    if "logprobs" in result.outputs:
+        found |= _tokens(result.samples[0])
+    if question.samples > 1:
+        found["samples"] = [{"text": s.text, "finish": s.finish, "seed": s.seed} | _tokens(s) for s in result.samples]
     if question.speak:
         found["audio"] = {"path": str(question.speak), "seconds": seconds_of(result), "sample_rate": result.sample_rates["audio"]}
     return found
+
+
+def _tokens(sample: Sample) -> dict[str, Any]:
+    if "logprobs" not in sample.outputs:
+        return {}
+    told = [{"token": t.token, "logprob": t.logprob, "top": t.top} for t in sample.outputs["logprobs"]]
+    return {"tokens": sample.outputs["tokens"], "logprobs": told}
 
 
 def seconds_of(result: Result) -> float:

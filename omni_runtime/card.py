@@ -111,10 +111,12 @@ class ArDecode(LoopSpec):
     ports: Mapping[str, Port] = {
         "text": Port(type="text"),
         "tokens": Port(type="token"),
+        "logprobs": Port(type="logprob"),  # one per token, where the request asks for them
         "hidden": Port(type="hidden", device=True),
     }
     context: int = Field(ge=1)  # prompt and answer together, in tokens
     stop_tokens: tuple[int, ...] = ()
+    vocabulary: int = Field(default=0, ge=0)  # ids that the model has, to check requests early; 0: only the model knows
 
     @property
     def grows(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
-from omni_runtime.card import DiffusionDenoise, Each, LoopSpec, OneShot, Value
+from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Value
 from omni_runtime.errors import ProgramError, RequestError, unknown
 from omni_runtime.program import Plan, Program
 from omni_runtime.work import Submit
@@ -23,13 +23,37 @@ class Params(Value):
     error: ClassVar[type[ValueError]] = RequestError
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class ArParams(Params):
-    """How tokens are drawn, and when to end. `temperature` 0 takes the likeliest token; `top_p` 1 is off."""
+    """How tokens are drawn, and when to end. Everything but the length is off by default, and greedy is the default.
+
+    Off are: `temperature` 0 (the likeliest token, so `top_k`, `top_p` and `min_p` change nothing then), `top_k` 0, -1 or the
+    vocabulary and above, `top_p` 1, `min_p` 0, `repetition_penalty` 1, the other two penalties 0, `min_tokens` 0,
+    `logprobs` None. In which order they work is told in `experts/sampling.py`.
+
+    Ids are checked against the card's `vocabulary`, or fail their request alone where the card does not tell it.
+    """
 
     max_tokens: int | None = Field(default=None, ge=0)  # None: as many as the context and the memory hold
     temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)  # a share of the likeliest token's probability
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, allow_inf_nan=False)  # of all tokens of prompt and answer
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, allow_inf_nan=False)  # of the answer's tokens, once
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, allow_inf_nan=False)  # of the answer's tokens, each time
+    logit_bias: Mapping[TokenId, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] = Field(
+        default={}, max_length=1024
+    )  # added to logits: a number like any other, so +-100 make a token all but certain or impossible and promise neither
     stop: tuple[str, ...] = Field(default=(), max_length=16)  # the text ends before the first of these
+    stop_tokens: tuple[TokenId, ...] = Field(default=(), max_length=64)  # end the answer, as those of the card do
+    ignore_eos: bool = False  # the card's stop tokens are tokens like any other; those of the request stop all the same
+    # Before this many tokens no stop token is drawn, and a stop string that is complete is ordinary text: one counts if its
+    # last character comes with token number `min_tokens` or later. A full context ends the answer all the same.
+    min_tokens: int = Field(default=0, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=20)  # of the drawn token and this many likeliest, before any edit
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -42,6 +66,32 @@ class ArParams(Params):
         if "" in stop:
             raise ValueError("a stop string must not be empty")
         return stop
+
+    @field_validator("stop_tokens", mode="before")
+    @classmethod
+    def _as_tuple(cls, ids: Any) -> Any:
+        return tuple(ids) if isinstance(ids, list) else () if ids is None else ids
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _as_mapping(cls, bias: Any) -> Any:
+        return {} if bias is None else bias
+
+    @model_validator(mode="after")
+    def _can_end(self) -> ArParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
+        return self
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Whether a model with ids 0 .. vocabulary - 1 has all tokens that are named here.
+
+        Raises:
+            RequestError: it lacks one.
+        """
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_tokens", self.stop_tokens)):
+            if (highest := max(ids, default=0)) >= vocabulary:
+                raise RequestError(f"{name}: token {highest} is not in the vocabulary of {vocabulary}")
 
 
 class AudioParams(Params):
@@ -161,9 +211,11 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
 
 def _params(model: type[Params], spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
     try:
-        made = model(**{**spec.defaults, **given})
+        made: Any = model(**{**spec.defaults, **given})
         if isinstance(spec, DiffusionDenoise) and isinstance(made, DenoiseParams):
             made = made.fitted(spec)
+        if isinstance(spec, ArDecode) and spec.vocabulary:
+            made.check_ids(spec.vocabulary)
     except RequestError as e:
         raise RequestError(f"{where}: {e}") from None
     return made.model_dump() if isinstance(spec, Each | OneShot) else made

@@ -13,6 +13,9 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
+from omni_runtime.draw import Draw as Draw  # part of the vocabulary, in a file of its own
+from omni_runtime.draw import TokenLogprob
+
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 
@@ -92,17 +95,6 @@ class Summary(Struct, frozen=True):
 
 
 # -- Payloads: what an op needs for one row. One type per kind of loop ---------------------------------------------------
-
-
-class Draw(Struct, frozen=True, array_like=True, gc=False):
-    """Where a unit's randomness comes from, and how a token is drawn: Philox4x32-10 with key = `seed` and, for a token,
-    counter = (token id, index, node, 0).
-    """
-
-    seed: int
-    node: int  # number of the loop in its program, so that two loops of one request draw independently
-    temperature: float = 0.0  # 0: the likeliest token
-    top_p: float = 1.0
 
 
 class ArStep(Struct, frozen=True, array_like=True, tag="ar"):
@@ -219,6 +211,7 @@ class StepResult(Struct, array_like=True):
     piece: bytes = b""  # ar_decode: the text of that token, as the bytes its tokenizer stands for; empty for control tokens
     items: dict[str, Any] = {}  # host items by port: lists, or numpy arrays along whose first axis the items lie
     tensors: dict[str, tuple[TensorRef, ...]] = {}
+    logprobs: TokenLogprob | None = None  # ar_decode: of the token drawn, if the request asked
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):

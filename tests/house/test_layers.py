@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from checkout import modules
 
-VOCABULARY = {"errors", "card", "request", "work", "orders", "channel", "program", "loop"}
+VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
 WHOLE = ["wav", "sim", "observe", "engine", "handle", "runtime", "serve", "find", "ask", "picture", "commands", "cli", "__main__"]
