@@ -1,7 +1,7 @@
 """One request that writes, paints and speaks: three kinds of loop on one scheduler, advancing together.
 
-    python tests/experts/tiny_sd3.py /tmp/tiny_sd3                      # a tiny random checkpoint; or use a real SD3 folder
-    python examples/illustrate.py "a cat on a hill" --checkpoint /tmp/tiny_sd3
+    python tests/experts/tiny_sd3.py tiny_sd3                      # a tiny random checkpoint; or use a real SD3 folder
+    python examples/illustrate.py "a cat on a hill" --checkpoint tiny_sd3
 
 Writes answer.wav and picture.png into the current folder and prints what came when. With the tiny checkpoint the picture is
 coloured noise: its weights are random.

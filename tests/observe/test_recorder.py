@@ -173,8 +173,8 @@ def test_memory_is_bounded_and_says_what_was_dropped() -> None:
 class Watched(World):
     """A random world with a recorder."""
 
-    def __init__(self, blocks: int, max_runs: int = 20_000) -> None:
-        super().__init__(blocks, max_runs)
+    def __init__(self, blocks: int, max_runs: int = 20_000, reuse: bool = False) -> None:
+        super().__init__(blocks, max_runs, reuse)
         self.recorder, self.counter = Recorder(), Counter()
         self.core.observers += [self.recorder, self.counter]
         self.counter.core = self.core
