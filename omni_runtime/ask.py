@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from omni_runtime.cards.causal_lm import causal_lm
 from omni_runtime.errors import RequestError
 from omni_runtime.handle import Handle, Result
 from omni_runtime.programs.chat import chat
@@ -28,11 +29,12 @@ class Question(Struct, frozen=True):
     stats: bool = False
     system: str | None = None
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    checkpoint: Path | None = None
 
 
 def ask(question: Question) -> None:
@@ -45,7 +47,8 @@ def ask(question: Question) -> None:
         raise RequestError("the question is empty; ask something")
     if question.speak is not None and not question.speak.resolve().parent.is_dir():
         raise RequestError(f"{question.speak}: its folder does not exist; make it first")
-    program = speak() if question.speak else chat()
+    mind = causal_lm(question.checkpoint) if question.checkpoint else None
+    program = speak(mind) if question.speak else chat(mind)
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})
     params: dict[str, Any] = {
@@ -54,6 +57,7 @@ def ask(question: Question) -> None:
         "top_p": question.top_p,
         "stop": question.stop,
     }
+    params = {name: value for name, value in params.items() if value is not None}  # the card's defaults stand
     outputs = ("text", "audio") if question.speak else ("text",)
     resolve(0, program, 0, {"messages": messages, **params}, outputs=outputs, seed=question.seed)  # wrong options, before loading
     began = time.perf_counter()

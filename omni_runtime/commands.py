@@ -42,11 +42,12 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of streaming text")] = False,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="length of the answer at most")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this mass; 1 is off")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token; default of the model")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens of this mass; 1 is off")] = None,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
 ) -> None:
     """Ask one question."""
     text = sys.stdin.read() if question == "-" else question
@@ -62,6 +63,7 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             threads=threads,
+            checkpoint=checkpoint,
         )
     )
 
@@ -80,8 +82,12 @@ def show(
 
 
 @cli.command()
-def check(name: Annotated[str, typer.Argument(help="a card or program: name, module:function or file.py:function")]) -> None:
-    """Check a card or a program without loading any weights."""
+def check(
+    name: Annotated[
+        str, typer.Argument(help="a card or program: name, module:function or file.py:function; or a checkpoint folder")
+    ],
+) -> None:
+    """Check a card, a program or a Hugging Face folder without loading any weights."""
     found = find(name)
     if isinstance(found, Program):
         found.check()
@@ -91,5 +97,9 @@ def check(name: Annotated[str, typer.Argument(help="a card or program: name, mod
         module = spec.build.partition(":")[0]
         if find_spec(module) is None:
             raise OmniError(f"card {found.name}: experts.{expert}.build: there is no module {module}")
+    if Path(name).is_dir():
+        from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model
+
+        typer.echo("\n".join(report(Path(name))))
     loops = ", ".join(f"{n} ({s.kind})" for n, s in found.loops.items())
     typer.echo(f"card {found.name}: experts {', '.join(found.experts)}; loops {loops}: fine")
