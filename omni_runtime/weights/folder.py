@@ -19,8 +19,8 @@ from omni_runtime.weights.tensor_files import EMBEDDING, HEAD, Entry, take_stock
 class FolderWeights(Mapping[str, torch.Tensor]):
     """The tensors of a folder under the names of `parameter_shapes`, in the type they are stored in, read when asked for.
 
-    Files are mapped into memory, so what a decoder has converted can be dropped by the system at any time. Remarks of `take_stock`
-    and a head that contradicts its config become a `CheckpointWarning` each.
+    Files are mapped into memory, so what a decoder has converted can be dropped by the system at any time. Remarks of
+    `take_stock` and a head that contradicts its config become a `CheckpointWarning` each.
 
     Args:
         folder: holds config.json and safetensors, in one piece or in shards.

@@ -122,7 +122,7 @@ def read_config(folder: Path) -> FolderConfig:
 def _architecture(f: Fields) -> str:
     named, kind = f.items("architectures", None), f.text("model_type", None)
     if named is not None:
-        if len(named) != 1 or named[0] not in ARCHITECTURES:
+        if named not in [[name] for name in ARCHITECTURES]:
             name = named[0] if len(named) == 1 else named
             raise f.wrong("architectures", unknown("architecture", name, ARCHITECTURES))
         if kind is not None and kind != ARCHITECTURES[named[0]]:

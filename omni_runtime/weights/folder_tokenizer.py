@@ -52,12 +52,14 @@ def _open(folder: Path, stamps: tuple[Any, ...]) -> ChatTokenizer:
     whole, plain = _load(path), _load(path)
     table: dict[str, int] = whole.get_vocab(with_added_tokens=True)
     config = _optional(folder / "tokenizer_config.json")
+    added = {token.content: token.special for token in whole.get_added_tokens_decoder().values()}
     special = _special_tokens(config, _optional(folder / "special_tokens_map.json"), table)
-    _agree_on_added(config, table)
-    extra = [AddedToken(text, special=True, normalized=False) for text in special.values() if text in table]
-    declared = {token.content for token in whole.get_added_tokens_decoder().values() if token.special}
+    # A token of a list stays text where tokenizer.json says so; one that has a name is special whatever it says.
+    chosen = [text for name, text in special.items() if text in table and not (name.endswith("]") and text in added)]
+    chosen += _flagged(config, table, added)
+    extra = [AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(chosen) if not added.get(text)]
     for tokenizer in (whole, plain):
-        tokenizer.add_special_tokens([token for token in extra if token.content not in declared])
+        tokenizer.add_special_tokens(extra)
     # Spellings of special tokens are ordinary text for this one.
     plain.encode_special_tokens = True
     control = {token.content: i for i, token in whole.get_added_tokens_decoder().items() if token.special}
@@ -142,13 +144,22 @@ def _special_tokens(config: Fields, more: Fields, table: Mapping[str, int]) -> d
     return found
 
 
-def _agree_on_added(config: Fields, table: Mapping[str, int]) -> None:
-    added = config.inner("added_tokens_decoder")
-    for key in added.values if added else ():
-        assert added is not None
-        text = _text_of(added, key, added.values[key])
+def _flagged(config: Fields, table: Mapping[str, int], added: Mapping[str, bool]) -> list[str]:
+    """Tokens that tokenizer_config.json's `added_tokens_decoder` calls special; what it says must agree with tokenizer.json."""
+    listed, special = config.inner("added_tokens_decoder"), []
+    for key in listed.values if listed else ():
+        assert listed is not None
+        entry = listed.inner(key)
+        if entry is None:
+            raise listed.wrong(key, "an object is needed, not null")
+        text = entry.text("content")
         if str(table.get(text)) != key:
-            raise added.wrong(key, f"{text!r} has id {table.get(text)} in tokenizer.json; fetch both files again")
+            raise listed.wrong(key, f"{text!r} has id {table.get(text)} in tokenizer.json; fetch both files again")
+        if entry.flag("special", False):
+            special.append(text)
+        elif added.get(text):
+            raise listed.wrong(key, f"{text!r} is special in tokenizer.json and not here; fetch both files again")
+    return special
 
 
 def _template(folder: Path, config: Fields) -> tuple[str, Path]:

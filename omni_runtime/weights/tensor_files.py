@@ -76,7 +76,8 @@ def take_stock(folder: Path, config: DecoderConfig) -> Inventory:
             raise CheckpointError(_missing(folder, name, sum(other not in found for other in shapes) - 1, found))
         if entry.shape != shape:
             raise CheckpointError(
-                f"{entry.path}: tensor {name!r} has shape {entry.shape}, config.json asks for {shape}; one of them is another model's"
+                f"{entry.path}: tensor {name!r} has shape {entry.shape}, config.json asks for {shape}; "
+                "one of the files is another model's"
             )
         if entry.dtype not in DTYPES:
             raise CheckpointError(
@@ -90,8 +91,9 @@ def take_stock(folder: Path, config: DecoderConfig) -> Inventory:
     for name in others:
         if name.startswith(_OURS):
             raise CheckpointError(
-                f"{found[name].path}: tensor {name!r} and {sum(o.startswith(_OURS) for o in others) - 1} others are no part of the "
-                "decoder that config.json describes; without them something else would be computed, so one of the files is another model's"
+                f"{found[name].path}: tensor {name!r} and {sum(o.startswith(_OURS) for o in others) - 1} others are no part of "
+                "the decoder that config.json describes; without them something else would be computed, so one of the files is "
+                "another model's"
             )
     notes = (f"{folder}: tensor {others[0]!r} and {len(others) - 1} others are not used",) if others else ()
     return Inventory({name: found[name] for name in shapes}, head, notes)
@@ -111,7 +113,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
     if whole.is_file() and index.is_file():
         raise CheckpointError(f"{folder}: {WHOLE} and {INDEX} are both there; remove the one that is not meant")
     if whole.is_file():
-        return {name: entry for name, entry in _header(whole).items()}
+        return _header(whole)
     if index.is_file():
         return _shards(folder, index)
     if pickles := sorted(path.name for path in folder.glob("pytorch_model*.bin")):

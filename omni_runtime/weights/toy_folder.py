@@ -67,14 +67,14 @@ def toy_config(architecture: str, **changes: Any) -> dict[str, Any]:
 
 def toy_weights(config: DecoderConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random float32 tensors of a decoder: embeddings 0.3 (of size 1 they would drown what the layers add), matrices
-    1.5/sqrt(inputs), norms around 1, biases of size 1."""
+    1.5/sqrt(inputs), norms around 1, biases 0.3."""
     generator, weights = torch.Generator().manual_seed(seed), {}
     for name, shape in parameter_shapes(config).items():
         noise = torch.randn(shape, generator=generator)
         if "norm" in name:
             weights[name] = 1 + 0.3 * noise
         elif name.endswith("bias"):
-            weights[name] = noise
+            weights[name] = 0.3 * noise
         else:
             weights[name] = noise * (0.3 if "embed" in name else 1.5 / math.sqrt(shape[1]))
     return weights
