@@ -97,9 +97,10 @@ def check(
         module = spec.build.partition(":")[0]
         if find_spec(module) is None:
             raise OmniError(f"card {found.name}: experts.{expert}.build: there is no module {module}")
-    if Path(name).is_dir():
+    folder = Path(name).resolve()
+    if any(spec.options.get("weights") == str(folder) for spec in found.experts.values()):
         from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model
 
-        typer.echo("\n".join(report(Path(name))))
+        typer.echo("\n".join(report(folder)))
     loops = ", ".join(f"{n} ({s.kind})" for n, s in found.loops.items())
     typer.echo(f"card {found.name}: experts {', '.join(found.experts)}; loops {loops}: fine")

@@ -22,7 +22,7 @@ from omni_runtime.errors import RequestError
 class _Generation(Extension):
     """`{% generation %}` marks what the assistant says, for training. Here it is only its contents."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares a plain set)
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

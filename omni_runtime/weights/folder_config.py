@@ -7,7 +7,7 @@ that nobody reads would be believed in.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omni_runtime.errors import CardError, CheckpointError, unknown
 from omni_runtime.weights.decoder_config import DecoderConfig, RopeScaling, Sparse
@@ -48,7 +48,12 @@ _REFUSED = {
     "auto_map": "it says that code of its own computes this model, and that is not run; use a folder without it",
 }
 # Keys that change what is computed, with the value at which they do not.
-_NEUTRAL = {"rope_interleaved": False, "partial_rotary_factor": 1.0, "is_encoder_decoder": False, "is_decoder": True}
+_NEUTRAL: dict[str, Any] = {
+    "rope_interleaved": False,
+    "partial_rotary_factor": 1.0,
+    "is_encoder_decoder": False,
+    "is_decoder": True,
+}
 _NEUTRAL |= {"add_cross_attention": False, "tie_encoder_decoder": False, "pruned_heads": {}, "final_logit_softcapping": None}
 
 

@@ -161,7 +161,7 @@ def write_tensors(folder: Path, weights: dict[str, torch.Tensor], shards: int = 
     if shards == 1:
         save_file(weights, folder / WHOLE, metadata)
         return
-    places = {}
+    places: dict[str, str] = {}
     for i in range(shards):
         file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
         part = {name: weights[name] for name in list(weights)[i::shards]}
