@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.decoder import DecoderLM, Span
@@ -109,7 +111,9 @@ def build(options: Mapping[str, Any], device: str) -> TextLM:
         path = Path(asked.weights)
     if path.is_dir():
         pieces = folder_tokenizer(path).pieces  # first: it is small, and may be what is wrong
-        folder = FolderWeights(path, asked.linear, asked.max_bytes)
+        there = torch.device(device)
+        room = asked.max_bytes or (torch.cuda.mem_get_info(there)[0] if there.type == "cuda" else 0)
+        folder = FolderWeights(path, asked.linear if there.type == "cpu" else "plain", room)
         return TextLM(DecoderLM(folder.config, folder, device, asked.linear), pieces)
     weights = LlamaWeights(smollm2.open_file(path))
     return TextLM(DecoderLM(weights.config, weights, device, asked.linear), smollm2.open_tokenizer(path).pieces)

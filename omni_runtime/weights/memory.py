@@ -64,7 +64,7 @@ def check(folder: Path, config: DecoderConfig, layout: str = "auto", max_bytes: 
     if room is not None and weights + cache > room:
         positions = min(ROOM, config.positions)
         what = f"float32 weights need {_gib(weights)}, KV of {positions} positions {_gib(cache)} ({config.kv_bytes} bytes each)"
-        source = "max_bytes allows" if max_bytes else "this machine has available"
+        source = "max_bytes allows" if max_bytes else "available are"
         twice = " linear='plain' keeps one copy of each matrix;" if layout == "auto" else ""
         raise CheckpointError(f"{folder}: {what}, {source} {_gib(room)};{twice} free memory or use a smaller model")
 
