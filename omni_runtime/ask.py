@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from omni_runtime.cards.causal_lm import causal_lm
 from omni_runtime.errors import RequestError
 from omni_runtime.handle import Handle, Result, Sample
 from omni_runtime.observe.watch import Watch
@@ -29,8 +30,8 @@ class Question(Struct, frozen=True):
     stats: bool = False
     system: str | None = None
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
@@ -40,6 +41,7 @@ class Question(Struct, frozen=True):
     timeline: Path | None = None
     trace: Path | None = None
     live: bool | None = None
+    checkpoint: Path | None = None
 
 
 def ask(question: Question) -> None:
@@ -52,13 +54,14 @@ def ask(question: Question) -> None:
         raise RequestError("the question is empty; ask something")
     if question.speak is not None and not question.speak.resolve().parent.is_dir():
         raise RequestError(f"{question.speak}: its folder does not exist; make it first")
+    mind = causal_lm(question.checkpoint) if question.checkpoint else None
     told = question.drawing.get("logprobs") is not None
     if told and (question.speak or not question.json):
         raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
     if question.samples > 1 and question.speak:
         raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
     watch = Watch(question.timeline, question.trace, False if question.json else question.live, title=question.text[:60])
-    program = speak() if question.speak else chat()
+    program = speak(mind) if question.speak else chat(mind)
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})
     params: dict[str, Any] = {
@@ -68,6 +71,7 @@ def ask(question: Question) -> None:
         "stop": question.stop,
         **question.drawing,
     }
+    params = {name: value for name, value in params.items() if value is not None}  # the card's defaults stand
     if question.speed is not None:
         if not question.speak:
             raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")

@@ -62,14 +62,16 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of streaming text")] = False,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="length of the answer at most")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this mass; 1 is off")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="draw from so many likeliest tokens; 0 is off")] = 0,
-    min_p: Annotated[float, typer.Option(help="draw from tokens of this share of the likeliest's probability; 0 is off")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="divides what stands in prompt or answer; 1 is off")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="taken from what stands in the answer; 0 is off")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="the same, as often as it stands there; 0 is off")] = 0.0,
-    min_tokens: Annotated[int, typer.Option(help="length of the answer at least")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token; default of the model")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens of this mass; 1 is off")] = None,
+    top_k: Annotated[int | None, typer.Option(help="draw from so many likeliest tokens; 0 is off")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="draw from tokens of this share of the likeliest's probability; 0 is off")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="divides what stands in prompt or answer; 1 is off")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="taken from what stands in the answer; 0 is off")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="the same, as often as it stands there; 0 is off")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="length of the answer at least")] = None,
     samples: Annotated[int, typer.Option(help="answers; number i has the seed + i - 1", min=1, max=64)] = 1,
     logprobs: Annotated[int | None, typer.Option(help="with --json: of each token and so many likely ones")] = None,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
@@ -79,6 +81,7 @@ def run(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
 ) -> None:
     """Ask one question."""
     text = sys.stdin.read() if question == "-" else question
@@ -108,6 +111,7 @@ def run(
             timeline=timeline,
             trace=trace,
             live=live,
+            checkpoint=checkpoint,
         )
     )
 
@@ -160,8 +164,12 @@ def show(
 
 
 @cli.command()
-def check(name: Annotated[str, typer.Argument(help="a card or program: name, module:function or file.py:function")]) -> None:
-    """Check a card or a program without loading any weights."""
+def check(
+    name: Annotated[
+        str, typer.Argument(help="a card or program: name, module:function or file.py:function; or a checkpoint folder")
+    ],
+) -> None:
+    """Check a card, a program or a Hugging Face folder without loading any weights."""
     found = find(name)
     if isinstance(found, Program):
         found.check()
@@ -171,5 +179,10 @@ def check(name: Annotated[str, typer.Argument(help="a card or program: name, mod
         module = spec.build.partition(":")[0]
         if find_spec(module) is None:
             raise OmniError(f"card {found.name}: experts.{expert}.build: there is no module {module}")
+    folder = Path(name).resolve()
+    if any(spec.options.get("weights") == str(folder) for spec in found.experts.values()):
+        from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model
+
+        typer.echo("\n".join(report(folder)))
     loops = ", ".join(f"{n} ({s.kind})" for n, s in found.loops.items())
     typer.echo(f"card {found.name}: experts {', '.join(found.experts)}; loops {loops}: fine")

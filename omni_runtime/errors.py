@@ -45,6 +45,10 @@ class CheckpointError(OmniError, ValueError):
     """A weight file is missing, damaged, or not the model that was asked for."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint holds more than is used, or contradicts itself where one side has to be followed."""
+
+
 class MissingExtra(OmniError, ImportError):
     """A package that belongs to an extra is not installed."""
 

@@ -18,18 +18,20 @@ def find(name: str) -> ModelCard | Program:
 
     Args:
         name: of a file in `cards` or `programs`, "module:function", or "path/to/file.py:function". What is found may be the
-            card or program itself, or a function that returns it when called without arguments.
+            card or program itself, or a function that returns it when called without arguments. Or a Hugging Face folder.
 
     Raises:
         OmniError: nothing has that name, or what has it is neither.
     """
     where, _, attribute = name.partition(":")
+    shipped = {path.stem: kind for kind in ("cards", "programs") for path in _folder(kind).glob("[!_]*.py")}
     found: Any
-    if not attribute:
-        shipped = {path.stem: kind for kind in ("cards", "programs") for path in _folder(kind).glob("[!_]*.py")}
-        if name not in shipped:
-            raise OmniError(unknown("card or program", name, shipped) + "; or give module:function")
+    if name in shipped:
         found = getattr(import_module(f"omni_runtime.{shipped[name]}.{name}"), name)
+    elif Path(name).is_dir():
+        found = import_module("omni_runtime.cards.causal_lm").causal_lm(name)
+    elif not attribute:
+        raise OmniError(unknown("card or program", name, shipped) + "; or give module:function, or a checkpoint folder")
     else:
         found = _attribute(where, attribute)
     if callable(found) and not isinstance(found, ModelCard | Program):

@@ -58,7 +58,8 @@ def build(options: Mapping[str, Any], device: str) -> ChatTokenizer:
         MissingExtra, CheckpointError: the file is missing, or carries no tokenizer we can read.
     """
     from omni_runtime.weights import smollm2
+    from omni_runtime.weights.folder_tokenizer import folder_tokenizer
 
     asked: _Options = read_options(_Options, options, "chat")
     path = smollm2.locate() if asked.weights == "smollm2" else Path(asked.weights)
-    return ChatTokenizer(smollm2.open_tokenizer(path))
+    return ChatTokenizer(folder_tokenizer(path) if path.is_dir() else smollm2.open_tokenizer(path))

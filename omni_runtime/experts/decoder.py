@@ -1,4 +1,4 @@
-"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU: Llama, Qwen2, Qwen3.
+"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU: Llama, Qwen2, Qwen3, Qwen3-MoE.
 
 A call takes a ragged batch: spans of tokens of several sequences, prompts and single tokens mixed, one after the other along one
 axis, without padding. Linear layers see all tokens at once; attention runs span by span on the sequence's own contiguous cache,
@@ -19,6 +19,8 @@ import torch.nn.functional as F
 
 from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.experts.moe import Mlp, gated, mixture
+from omni_runtime.experts.rotary import Rotary
 from omni_runtime.kernels import add_rms_norm, rms_norm
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
@@ -83,8 +85,7 @@ class _Layer:
     qkv: Linear
     out: Linear
     ffn_norm_D: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
     q_norm_E: torch.Tensor | None
     k_norm_E: torch.Tensor | None
 
@@ -120,9 +121,18 @@ class DecoderLM:
                 raise CheckpointError(f"tensor {name!r} has shape {tuple(weight.shape)}, the configuration asks {shapes[name]}")
             return weight.detach().to(self.device, torch.float32)
 
-        def fused(prefix: str, parts: tuple[str, ...], bias: bool = False) -> Linear:
+        def fused(prefix: str, parts: tuple[str, ...], bias: bool = False, how: str = layout) -> Linear:
             biases_N = torch.cat([take(f"{prefix}.{part}_proj.bias") for part in parts]) if bias else None
-            return linear(torch.cat([take(f"{prefix}.{part}_proj.weight") for part in parts]), biases_N, layout)
+            return linear(torch.cat([take(f"{prefix}.{part}_proj.weight") for part in parts]), biases_N, how)
+
+        def mlp(i: int) -> Mlp:
+            at, sparse = f"model.layers.{i}.mlp", config.sparse
+            if sparse is None or i not in sparse.layers:
+                return gated(fused(at, ("gate", "up"), config.mlp_bias), fused(at, ("down",), config.mlp_bias))
+            # An expert sees few rows of a batch, and all experts together are most of the model: one copy, as stored.
+            names = [f"{at}.experts.{expert}" for expert in range(sparse.experts)]
+            experts = [gated(fused(name, ("gate", "up"), how="plain"), fused(name, ("down",), how="plain")) for name in names]
+            return mixture(linear(take(f"{at}.gate.weight"), None, "plain"), experts, sparse.chosen, sparse.normalise)
 
         with torch.inference_mode():
             self._embedding_VD = take("model.embed_tokens.weight")
@@ -130,19 +140,18 @@ class DecoderLM:
             self._head = linear(self._embedding_VD if config.tied else take("lm_head.weight"), None, layout)
             self._layers = []
             for i in range(config.layers):
-                at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+                at = f"model.layers.{i}.self_attn"
                 layer = _Layer(
                     norm_D=take(f"model.layers.{i}.input_layernorm.weight"),
                     qkv=fused(at, ("q", "k", "v"), config.qkv_bias),
-                    out=fused(at, ("o",)),
+                    out=fused(at, ("o",), config.out_bias),
                     ffn_norm_D=take(f"model.layers.{i}.post_attention_layernorm.weight"),
-                    gate_up=fused(mlp, ("gate", "up")),
-                    down=fused(mlp, ("down",)),
+                    mlp=mlp(i),
                     q_norm_E=take(f"{at}.q_norm.weight") if config.qk_norm else None,
                     k_norm_E=take(f"{at}.k_norm.weight") if config.qk_norm else None,
                 )
                 self._layers.append(layer)
-            self._turn = _Rotary(config, self.device)
+            self._turn = Rotary(config, self.device)
 
     def cache(self) -> KVCache:
         """An empty cache for one sequence."""
@@ -213,8 +222,7 @@ class DecoderLM:
                 mixed = [attend(q, k, v) for attend, q, k, v in zip(attends, parts, seen[2 * i], seen[2 * i + 1], strict=True)]
             attended_TX = torch.cat(mixed) if len(mixed) > 1 else mixed[0]
             h_TD, x_TD = add_rms_norm(layer.out(attended_TX), x_TD, layer.ffn_norm_D, config.eps)
-            gate_TF, up_TF = layer.gate_up(h_TD).chunk(2, -1)
-            delta_TD = layer.down(F.silu(gate_TF).mul_(up_TF))
+            delta_TD = layer.mlp(h_TD)
             after_D = self._layers[i + 1].norm_D if i + 1 < config.layers else self._norm_D
             h_TD, x_TD = add_rms_norm(delta_TD, x_TD, after_D, config.eps)
         ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
@@ -258,28 +266,6 @@ def one_thread(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class _Rotary:
-    """Tables of rotary position embedding (Su et al. 2021, equation 34), halves rather than pairs. They grow on demand."""
-
-    def __init__(self, config: DecoderConfig, device: torch.device) -> None:
-        self._device, self._limit = device, config.positions
-        exponent = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        self._frequency = 1.0 / config.rope_theta**exponent
-        self._grow(min(1024, self._limit))
-
-    def tables(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos_T1E and sin_T1E, the first half of the sines negated."""
-        if max(positions) >= len(self._cos_S1E):
-            self._grow(min(2 * max(positions) + 2, self._limit))
-        index_T = torch.tensor(positions, device=self._device)
-        return self._cos_S1E[index_T], self._sin_S1E[index_T]
-
-    def _grow(self, length: int) -> None:
-        angle = torch.arange(length).float()[:, None] * self._frequency
-        self._cos_S1E = torch.cat([angle.cos(), angle.cos()], -1)[:, None].to(self._device)
-        self._sin_S1E = torch.cat([-angle.sin(), angle.sin()], -1)[:, None].to(self._device)
 
 
 def _running(lengths: Sequence[int]) -> list[int]:

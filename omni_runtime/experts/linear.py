@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import CardError
+from omni_runtime.weights.memory import PACKED_FROM
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """x_TK → y_TN"""
 
 LAYOUTS = ("auto", "packed", "plain")
-_SMALL = 400_000  # elements: a smaller weight gains nothing (row 2 of the table)
 _FEW, _MANY = 2, 256  # rows: up to the first and from the second on the weight as stored is as fast or faster
 _ROWS_HINT = 16  # the number of rows that oneDNN picks its layout for: with 1, 16 rows take 1.3 times as long
 
@@ -55,7 +55,7 @@ def linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, layout: 
     if layout == "packed" and not can_pack(weight_NK):
         what = f"{weight_NK.dtype} on {weight_NK.device}"
         raise CardError(f"linear='packed': oneDNN packs float32 weights on a CPU, not {what}; use 'auto'")
-    if layout == "plain" or (layout == "auto" and (weight_NK.numel() < _SMALL or not can_pack(weight_NK))):
+    if layout == "plain" or (layout == "auto" and (weight_NK.numel() < PACKED_FROM or not can_pack(weight_NK))):
         return lambda x_TK: F.linear(x_TK, weight_NK, bias_N)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_NK, _ROWS_HINT)
     run = torch.ops.mkldnn._linear_pointwise.default

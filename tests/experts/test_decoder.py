@@ -82,7 +82,7 @@ def test_a_cache_survives_a_batch_that_raised(model: DecoderLM, monkeypatch: pyt
     def broken(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(model, "_layers", [*healthy[:-1], replace(healthy[-1], down=broken)])
+    monkeypatch.setattr(model, "_layers", [*healthy[:-1], replace(healthy[-1], mlp=broken)])
     with pytest.raises(RuntimeError, match="injected"):
         model.forward([Span(cache, 12, [1, 2, 3])])
     assert cache.length == 12  # what lay behind is partly overwritten, so it is forgotten

@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 
 import pytest
 from checkout import ROOT, modules
-from test_layers import ONLY, PURE, place
+from test_layers import LIGHT, ONLY, PURE, place
 
 HEAVY = ["torch", "triton", "transformers", "diffusers", "onnx", "onnxruntime", "hibari"]
 
@@ -28,8 +28,8 @@ def load(names: list[str], heavy: list[str]) -> subprocess.CompletedProcess[str]
 
 
 def light() -> list[str]:
-    """The package itself, the vocabulary down to the core, cards and programs."""
-    return [name for name in modules() if place(name)[0] in {"package", *PURE} or place(name)[1] in ONLY]
+    """The package itself, the vocabulary down to the core, cards and programs, and what cards read."""
+    return [name for name in modules() if place(name)[0] in {"package", *PURE} or place(name)[1] in ONLY or name in LIGHT]
 
 
 def test_all_but_the_device_loads_without_torch() -> None:

@@ -73,10 +73,16 @@ raise_ = lambda: 1 / 0
         (("run", "hi", "--stop", ""), ["stop", "empty"]),
         (("run", "hi", "--speed", "1.5"), ["speed=1.5", "--speak"]),
         (("run", "hi", "--speak", "x.wav", "--speed", "3"), ["speed", "less than or equal to 2", "3"]),
+        (("run", "hi", "--checkpoint", "nowhere"), ["nowhere", "no such folder"]),
+        (("run", "hi", "--checkpoint", "."), ["config.json does not exist"]),
+        (("check", "folder"), ["config.json", "hidden_sice", "did you mean 'hidden_size'"]),
+        (("run", "hi", "--checkpoint", "folder"), ["config.json", "hidden_sice"]),
     ],
 )
 def test_errors_are_one_sentence(args: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text('{"model_type": "llama", "hidden_sice": 8}')
     found = omni(*args, cwd=tmp_path)
     assert found.returncode == 1, found
     assert found.stdout == ""
@@ -148,6 +154,52 @@ def test_samples_and_logprobs() -> None:
         f"-- sample 1, seed 5\n{said['samples'][0]['text']}",
         f"-- sample 2, seed 6\n{said['samples'][1]['text']}\n",
     ]
+
+
+@pytest.mark.torch
+def test_a_checkpoint_folder(tmp_path: Path) -> None:
+    from omni_runtime.weights.toy_folder import write_toy
+
+    folder = write_toy(
+        tmp_path / "toy", "qwen3_moe", shards=2, generation={"do_sample": True, "temperature": 0.5, "num_beams": 4}
+    )
+    checked = omni("check", "toy", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    for words in (
+        "Qwen3MoeForCausalLM: 3 layers",
+        "2 of 6 experts",
+        "68 tensors",
+        "ends with [266]",
+        "temperature 0.5",
+        "num_beams=4",
+    ):
+        assert words in checked.stdout, checked.stdout
+    assert checked.stdout.strip().endswith("fine")
+    answers = []
+    for seed in ("5", "6"):
+        found = omni("run", "hi", "--checkpoint", "toy", "--json", "--max-tokens", "9", "--seed", seed, cwd=tmp_path)
+        assert found.returncode == 0, found.stderr
+        answers.append(json.loads(found.stdout))
+    assert answers[0]["usage"]["think"]["completion_tokens"] == 9
+    assert answers[0]["text"] != answers[1]["text"]  # the folder draws by default
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    broken = omni("check", "toy", cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "shard 'model-00002-of-00002.safetensors', which holds tensor" in broken.stderr
+    assert len(broken.stderr.strip().splitlines()) == 1, broken.stderr
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+def test_a_checkpoint_folder_speaks(tmp_path: Path) -> None:
+    from omni_runtime.weights.toy_folder import write_toy
+
+    write_toy(tmp_path / "toy", seed=1)
+    found = omni("run", "hi", "--checkpoint", "toy", "--json", "--speak", "x.wav", "--max-tokens", "12", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["audio"]["sample_rate"] == 24_000
+    with wave.open(str(tmp_path / "x.wav")) as file:
+        assert file.getnframes() == round(json.loads(found.stdout)["audio"]["seconds"] * 24_000)
 
 
 @pytest.mark.oracle

@@ -12,11 +12,12 @@ pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 from omni_runtime.errors import CheckpointError, RequestError  # noqa: E402
+from omni_runtime.weights.byte_level import LETTERS  # noqa: E402
 from omni_runtime.weights.gguf import GGUF  # noqa: E402
-from omni_runtime.weights.tokenizer import _BYTE_OF, ChatTokenizer, check_messages  # noqa: E402
+from omni_runtime.weights.gguf_tokenizer import gguf_tokenizer  # noqa: E402
+from omni_runtime.weights.tokenizer import ChatTokenizer, check_messages  # noqa: E402
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}<|assistant|>"
-LETTERS = sorted(_BYTE_OF, key=lambda letter: _BYTE_OF[letter])
 TOKENS = ["<|end|>", "<|user|>", "<|system|>", "<|assistant|>", *LETTERS, "th", "the", "Ġthe", "<tool>", "☃"]
 TYPES = [3] * 4 + [1] * 259 + [4, 4]
 
@@ -39,7 +40,7 @@ def make(tmp_path: Path, **changes: Any) -> ChatTokenizer:
     path = tmp_path / "tiny.gguf"
     named = {f"tokenizer.{key.replace('__', '.')}": value for key, value in changes.items()}
     path.write_bytes(gguf_writer.build(metadata(**named)))
-    return ChatTokenizer(GGUF(path))
+    return gguf_tokenizer(GGUF(path))
 
 
 def test_pieces_are_the_bytes_of_a_token(tmp_path: Path) -> None:

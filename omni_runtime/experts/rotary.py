@@ -1,0 +1,51 @@
+"""Rotary positions: tables of sines and cosines, and the ways to stretch them over longer contexts.
+
+Suffixes: T tokens, S positions, E head dimension, F = E/2 frequencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from omni_runtime.weights.decoder_config import DecoderConfig, RopeScaling
+
+
+def frequencies(config: DecoderConfig) -> torch.Tensor:
+    """frequency_F, radians a position, falling: base^(-2i/E) (Su et al. 2021, section 3.2.2), scaled as the config says."""
+    exponent_F = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+    frequency_F = 1.0 / config.rope_theta**exponent_F
+    return frequency_F if config.rope_scaling is None else scaled(frequency_F, config.rope_scaling)
+
+
+def scaled(frequency_F: torch.Tensor, how: RopeScaling) -> torch.Tensor:
+    """Frequencies after `linear` or `llama3` scaling; see `RopeScaling`."""
+    if how.kind == "linear":
+        return frequency_F / how.factor
+    assert how.kind == "llama3", f"unknown rope scaling {how.kind!r}"
+    turns_F = how.original * frequency_F / (2 * math.pi)  # within the original context
+    keep_F = ((turns_F - how.low) / (how.high - how.low)).clamp(0.0, 1.0)
+    return keep_F * frequency_F + (1.0 - keep_F) * frequency_F / how.factor
+
+
+class Rotary:
+    """Tables of rotary position embedding (Su et al. 2021, equation 34), halves rather than pairs. They grow on demand."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device) -> None:
+        self._device, self._limit = device, config.positions
+        self._frequency = frequencies(config)
+        self._grow(min(1024, self._limit))
+
+    def tables(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos_T1E and sin_T1E, the first half of the sines negated."""
+        if max(positions) >= len(self._cos_S1E):
+            self._grow(min(2 * max(positions) + 2, self._limit))
+        index_T = torch.tensor(positions, device=self._device)
+        return self._cos_S1E[index_T], self._sin_S1E[index_T]
+
+    def _grow(self, length: int) -> None:
+        angle = torch.arange(length).float()[:, None] * self._frequency
+        self._cos_S1E = torch.cat([angle.cos(), angle.cos()], -1)[:, None].to(self._device)
+        self._sin_S1E = torch.cat([-angle.sin(), angle.sin()], -1)[:, None].to(self._device)

@@ -1,0 +1,45 @@
+"""What a Hugging Face folder holds, checked without reading a weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omni_runtime.weights import memory
+from omni_runtime.weights.folder_config import read_config
+from omni_runtime.weights.folder_tokenizer import folder_tokenizer
+from omni_runtime.weights.generation import read_generation
+from omni_runtime.weights.tensor_files import HEAD, take_stock
+
+
+def report(folder: Path) -> list[str]:
+    """Lines for a human: shape, tensors, memory, tokenizer, and what the folder says that is not used.
+
+    Raises:
+        CheckpointError: as loading would, except that a stored head of a tied model is not compared.
+    """
+    folder = folder.resolve()
+    architecture, config, stop = read_config(folder)
+    generation = read_generation(folder, stop, config.vocab)
+    stock = take_stock(folder, config)
+    tokenizer = folder_tokenizer(folder)
+    sparse = config.sparse
+    shape = (
+        f"{architecture}: {config.layers} layers of width {config.width}, vocabulary {config.vocab}, context {config.positions}"
+    )
+    if sparse:
+        shape += f", {sparse.chosen} of {sparse.experts} experts in {len(sparse.layers)} layers"
+    weights, _ = memory.needs(config)
+    room = memory.available()
+    size = (
+        f"{len(stock.entries)} tensors, {stock.nbytes:,} bytes in files, {weights:,} in memory; a token of KV {config.kv_bytes:,}"
+    )
+    lines = [shape, size + ("" if room is None else f"; available {room:,}")]
+    draw = ", ".join(f"{name} {value:g}" for name, value in generation.defaults.items()) or "greedy"
+    lines.append(
+        f"{len(tokenizer.control)} special tokens; an answer ends with {list(generation.stop_tokens)}; drawn with {draw}"
+    )
+    if stock.head is not None:
+        lines.append(f"note: {HEAD} is stored beside the embedding it is tied to; loading compares them")
+    lines += [f"note: {note}" for note in (*stock.notes, *generation.notes)]
+    memory.check(folder, config)
+    return lines
