@@ -7,6 +7,7 @@ from omni_runtime.card import AudioDecode, Each, ExpertSpec, ModelCard, OpLimits
 SAMPLE_RATE = 24_000
 HOP = 300  # samples a frame: 80 frames a second
 AHEAD = 29  # frames: 27 of the network's receptive field, 2 of the inverse transform
+VOICE = "heart"  # the one that the package carries; another one is another card, with its file as option `model`
 MARK = 131  # column of a frame that says whether a segment ends with it
 
 
@@ -30,7 +31,9 @@ def hibari() -> ModelCard:
                 segment="clauses",
                 reads={"text": Slot(type="text", mode="stream")},
                 ports={"frames": Port(type="frame")},
-                defaults={"speed": 1.0},
+                defaults={"speed": 1.0, "voice": VOICE},
+                ranges={"speed": (0.5, 2.0)},
+                choices={"voice": (VOICE,)},
             ),
             "speak": AudioDecode(
                 expert="vocoder",

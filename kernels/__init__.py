@@ -2,7 +2,8 @@
 
 Which form runs is decided here and nowhere else. Tensors on a GPU take the Triton kernel where triton is installed, everything
 else takes the torch definition. Who names a form, by argument or by `OMNI_KERNELS=triton|torch`, gets that form or an error:
-an unnoticed fallback would make every measurement and every test a guess.
+an unnoticed fallback would make every measurement and every test a guess. `adaln` and `euler` have their definition only, so far:
+there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from importlib.util import find_spec
 
 import torch
 from omni_runtime.kernels import norm
+from omni_runtime.kernels.adaln import gate as gate
+from omni_runtime.kernels.adaln import modulate as modulate
+from omni_runtime.kernels.euler import guided_euler as guided_euler
 
 from omni_runtime.errors import MissingExtra, OmniError
 

@@ -6,14 +6,14 @@ Suffixes: R rows, D features.
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 WIDEST = 16384  # features: 32 values in each of 512 threads; with twice that sm_90 spills registers
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _kernel(x, residual, weight, out, total, stride, features, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _kernel(x, residual, weight, out, total, stride, features, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2**31 at 256 k rows of 8192
     column = tl.arange(0, BLOCK)
     inside = column < features

@@ -29,23 +29,28 @@ if typing.TYPE_CHECKING:
         DiffusionDenoise,
         Each,
         ExpertSpec,
+        FlowMatch,
         LoopSpec,
         ModelCard,
         OneShot,
         OpLimits,
         Port,
+        Raster,
         Slot,
     )
     from omni_runtime.executors.simulated import SimulatedExecutor
     from omni_runtime.handle import Handle, Result, StreamChunk
+    from omni_runtime.observe.recorder import Recorder
     from omni_runtime.program import Program
     from omni_runtime.runtime import Runtime
     from omni_runtime.sim import Simulation
     from omni_runtime.wav import WavWriter
 
 _MODULES = {  # nothing heavy is imported before it is asked for
-    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec LoopSpec ModelCard OneShot OpLimits Port Slot",
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowMatch LoopSpec ModelCard OneShot OpLimits Port Raster "
+    "Slot",
     "handle": "Handle Result StreamChunk",
+    "observe.recorder": "Recorder",
     "program": "Program",
     "runtime": "Runtime",
     "sim": "Simulation",
@@ -64,6 +69,7 @@ __all__ = [
     "EngineStopped",
     "ExecutorLost",
     "ExpertSpec",
+    "FlowMatch",
     "Handle",
     "LoopSpec",
     "MissingExtra",
@@ -75,6 +81,8 @@ __all__ = [
     "Port",
     "Program",
     "ProgramError",
+    "Raster",
+    "Recorder",
     "RequestCancelled",
     "RequestError",
     "RequestFailed",

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from omni_runtime.cards.causal_lm import causal_lm
 from omni_runtime.errors import RequestError
-from omni_runtime.handle import Handle, Result
+from omni_runtime.handle import Handle, Result, Sample
+from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
 from omni_runtime.request import resolve
@@ -34,6 +35,12 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    samples: int = 1
+    drawing: dict[str, Any] = {}  # further parameters of the answer's tokens, as in `request.ArParams`
+    speed: float | None = None
+    timeline: Path | None = None
+    trace: Path | None = None
+    live: bool | None = None
     checkpoint: Path | None = None
 
 
@@ -48,6 +55,12 @@ def ask(question: Question) -> None:
     if question.speak is not None and not question.speak.resolve().parent.is_dir():
         raise RequestError(f"{question.speak}: its folder does not exist; make it first")
     mind = causal_lm(question.checkpoint) if question.checkpoint else None
+    told = question.drawing.get("logprobs") is not None
+    if told and (question.speak or not question.json):
+        raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
+    if question.samples > 1 and question.speak:
+        raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
+    watch = Watch(question.timeline, question.trace, False if question.json else question.live, title=question.text[:60])
     program = speak(mind) if question.speak else chat(mind)
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})
@@ -56,22 +69,29 @@ def ask(question: Question) -> None:
         "temperature": question.temperature,
         "top_p": question.top_p,
         "stop": question.stop,
+        **question.drawing,
     }
     params = {name: value for name, value in params.items() if value is not None}  # the card's defaults stand
-    outputs = ("text", "audio") if question.speak else ("text",)
-    resolve(0, program, 0, {"messages": messages, **params}, outputs=outputs, seed=question.seed)  # wrong options, before loading
+    if question.speed is not None:
+        if not question.speak:
+            raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
+        params["speed"] = question.speed
+    outputs = ("text", "audio") if question.speak else ("text", "tokens", "logprobs") if told else ("text",)
+    asked: dict[str, Any] = {"outputs": outputs, "seed": question.seed, "n": question.samples}
+    resolve(0, program, 0, {"messages": messages, **params}, **asked)  # wrong options, before loading
     began = time.perf_counter()
     note = sys.stderr.isatty() and not question.json
     if note:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
-    with Runtime(list(program.cards.values()), threads=question.threads) as runtime:
+    cards = list(program.cards.values())
+    with watch, Runtime(cards, threads=question.threads, observers=watch.observers) as runtime:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        handle = runtime.submit(program, messages=messages, outputs=outputs, seed=question.seed, **params)
+        handle = runtime.submit(program, messages=messages, **asked, **params)
         if question.stats:
             print(f"> {question.text}\n", flush=True)
-        _follow(handle, question)
+        _follow(handle, question, watch)
         result = handle.result()
     if question.json:
         print(json.dumps(_as_json(result, question, loaded)))
@@ -79,15 +99,19 @@ def ask(question: Question) -> None:
         print(_stats(result, question, loaded))
 
 
-def _follow(handle: Handle, question: Question) -> None:
+def _follow(handle: Handle, question: Question, watch: Watch) -> None:
     rate = handle.sample_rates.get("audio")
     wav = WavWriter(question.speak, rate) if question.speak and rate else None
     try:
-        for chunk in handle:
-            if chunk.text is not None and not question.json:
-                print(chunk.text, end="", flush=True)
-            elif chunk.samples is not None and wav is not None:
-                wav.write(chunk.samples)
+        with watch.stream() as show:
+            for chunk in handle:
+                if chunk.text is not None and not question.json and question.samples == 1:
+                    show(chunk.text)
+                elif chunk.samples is not None and wav is not None:
+                    wav.write(chunk.samples)
+            if question.samples > 1 and not question.json:  # they are made together, and read one after the other
+                found = handle.result().samples
+                show("\n\n".join(f"-- sample {i}, seed {sample.seed}\n{sample.text}" for i, sample in enumerate(found, 1)))
     finally:
         if wav is not None:
             wav.close()
@@ -106,9 +130,20 @@ def _as_json(result: Result, question: Question, loaded: float) -> dict[str, Any
         "first_s": result.timings.first,
         "total_s": result.timings.total,
     }
+    if "logprobs" in result.outputs:
+        found |= _tokens(result.samples[0])
+    if question.samples > 1:
+        found["samples"] = [{"text": s.text, "finish": s.finish, "seed": s.seed} | _tokens(s) for s in result.samples]
     if question.speak:
         found["audio"] = {"path": str(question.speak), "seconds": seconds_of(result), "sample_rate": result.sample_rates["audio"]}
     return found
+
+
+def _tokens(sample: Sample) -> dict[str, Any]:
+    if "logprobs" not in sample.outputs:
+        return {}
+    told = [{"token": t.token, "logprob": t.logprob, "top": t.top} for t in sample.outputs["logprobs"]]
+    return {"tokens": sample.outputs["tokens"], "logprobs": told}
 
 
 def seconds_of(result: Result) -> float:
@@ -132,4 +167,6 @@ def _stats(result: Result, question: Question, loaded: float) -> str:
     lines.append("WorkUnits run         " + ", ".join(f"{loop} {n}" for loop, n in result.units.items()))
     if question.speak:
         lines.append(f"the answer is in      {question.speak}")
+    if question.timeline:
+        lines.append(f"its timeline is in    {question.timeline}")
     return "\n".join(lines)

@@ -49,6 +49,7 @@ class OpLimits(Value):
 
     units: int = Field(default=64, ge=1)
     size: int = Field(default=512, ge=1)  # summed over the units: tokens, frames, rows or calls
+    chunk: int | None = Field(default=None, ge=1)  # most for one unit while anything else waits; None: as `size`
 
 
 class ExpertSpec(Value):
@@ -87,6 +88,8 @@ class LoopSpec(Value):
     ports: Mapping[str, Port] = {}
     state_blocks: int = Field(default=0, ge=0)  # blocks of state that do not grow
     defaults: Mapping[str, Any] = {}  # of the request's parameters for this loop
+    ranges: Mapping[str, tuple[float, float]] = {}  # least and most of those that are numbers; of calls only
+    choices: Mapping[str, tuple[str, ...]] = {}  # what those may be that are text; of calls only
 
     @property
     def grows(self) -> bool:
@@ -108,10 +111,12 @@ class ArDecode(LoopSpec):
     ports: Mapping[str, Port] = {
         "text": Port(type="text"),
         "tokens": Port(type="token"),
+        "logprobs": Port(type="logprob"),  # one per token, where the request asks for them
         "hidden": Port(type="hidden", device=True),
     }
     context: int = Field(ge=1)  # prompt and answer together, in tokens
     stop_tokens: tuple[int, ...] = ()
+    vocabulary: int = Field(default=0, ge=0)  # ids that the model has, to check requests early; 0: only the model knows
 
     @property
     def grows(self) -> bool:
@@ -135,15 +140,83 @@ class AudioDecode(LoopSpec):
     mark: int | None = None  # column of a frame that is not 0 where a segment ends: no look-ahead is needed past it
 
 
+class FlowMatch(Value):
+    """Noise levels of flow-match Euler sampling (Esser et al. 2024, section 5.3.2); fields as in a `scheduler_config.json`.
+
+    `loops/flow_match.py` says what they do.
+    """
+
+    num_train_timesteps: int = Field(default=1000, ge=2)
+    shift: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    use_dynamic_shifting: bool = False  # shift by the number of image tokens; `shift` is off then
+    base_shift: float = Field(default=0.5, allow_inf_nan=False)
+    max_shift: float = Field(default=1.15, allow_inf_nan=False)
+    base_image_seq_len: int = Field(default=256, ge=1)  # image tokens with shift `base_shift`
+    max_image_seq_len: int = Field(default=4096, ge=1)  # image tokens with shift `max_shift`
+    shift_terminal: float | None = Field(default=None, ge=0.0, lt=1.0)  # noise level of the last step; None or 0: as it comes
+    time_shift_type: Literal["exponential", "linear"] = "exponential"
+
+    @model_validator(mode="after")
+    def _a_line(self) -> FlowMatch:
+        if self.base_image_seq_len == self.max_image_seq_len:
+            raise ValueError(f"base_image_seq_len and max_image_seq_len are both {self.base_image_seq_len}; they must differ")
+        return self
+
+
+class Raster(Value):
+    """The pictures that a model makes, in pixels, and the latents behind them."""
+
+    channels: int = Field(default=1, ge=1)  # of a latent
+    factor: int = Field(default=1, ge=1)  # pixels on a side of a latent cell
+    patch: int = Field(default=1, ge=1)  # latent cells on a side of an image token
+    largest: int = Field(default=1 << 16, ge=1)  # pixels that a side may have
+    width: int = Field(default=1, ge=1)  # where a request says nothing
+    height: int = Field(default=1, ge=1)
+
+    @property
+    def multiple(self) -> int:
+        """Every side is a multiple of this."""
+        return self.factor * self.patch
+
+    def nearest(self, side: int) -> tuple[int, ...]:
+        """The allowed sides next to one that may not be allowed; only itself if it is."""
+        highest = self.largest // self.multiple * self.multiple
+        low = min(max(side // self.multiple * self.multiple, self.multiple), highest)
+        return (low,) if low >= side or low == highest else (low, low + self.multiple)
+
+    def latent(self, width: int, height: int) -> tuple[int, int, int]:
+        """Channels, rows and columns of the latent of a picture."""
+        return self.channels, height // self.factor, width // self.factor
+
+    @model_validator(mode="after")
+    def _default_fits(self) -> Raster:
+        if self.largest < self.multiple:
+            raise ValueError(f"largest: {self.largest} pixels are less than one token of {self.multiple}")
+        for name, side in (("width", self.width), ("height", self.height)):
+            if side not in self.nearest(side):
+                raise ValueError(f"{name}: {side} is no multiple of {self.multiple} up to {self.largest}")
+        return self
+
+
 class DiffusionDenoise(LoopSpec):
-    """Denoising of latents, step by step; one unit is `branches` rows (2 with classifier-free guidance)."""
+    """Denoising of latents, step by step; one unit is all guidance branches of a step.
+
+    Ports: `latent` (the last one), `progress` (share of the steps done, after each), `preview` (every k steps, the clean latent
+    as it is estimated then).
+    """
 
     kind: Literal["diffusion_denoise"] = "diffusion_denoise"
     op: str = "denoise"
     reads: Mapping[str, Slot] = {"conditioning": Slot(type="hidden")}
-    ports: Mapping[str, Port] = {"latent": Port(type="latent", device=True), "progress": Port(type="progress")}
-    branches: int = Field(default=2, ge=1)
+    ports: Mapping[str, Port] = {
+        "latent": Port(type="latent", device=True),
+        "progress": Port(type="progress"),
+        "preview": Port(type="latent", device=True),
+    }
+    branches: int = Field(default=2, ge=1)  # rows of a guided step; 1: the model takes no guidance
     max_steps: int = Field(default=1000, ge=1)
+    schedule: FlowMatch = FlowMatch()
+    raster: Raster = Raster()
 
     @property
     def draws(self) -> bool:
@@ -199,6 +272,13 @@ class ModelCard(Value):
                 raise ValueError(f"loops.{name}.expert: " + unknown("expert", loop.expert, self.experts))
             if loop.op not in expert.ops:
                 raise ValueError(f"loops.{name}.op: " + unknown(f"op of expert {loop.expert!r}", loop.op, expert.ops))
+            for key in (*loop.ranges, *loop.choices):
+                if key not in loop.defaults or not isinstance(loop, Each | OneShot):
+                    raise ValueError(f"loops.{name}.ranges and .choices: " + unknown("parameter", key, loop.defaults))
+            if isinstance(loop, Each | OneShot):
+                for key, value in loop.defaults.items():
+                    if not isinstance(value, str | int | float | bool):
+                        raise ValueError(f"loops.{name}.defaults.{key}: a text, number or truth value, not {value!r}")
             if not loop.ports:
                 raise ValueError(f"loops.{name}.ports: a loop that gives nothing can never be read")
             if isinstance(loop, DiffusionDenoise) and loop.branches > expert.ops[loop.op].size:

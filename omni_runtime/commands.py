@@ -13,6 +13,7 @@ from omni_runtime.ask import Question, ask
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import OmniError
 from omni_runtime.find import find
+from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
 
 QUESTION = "What is the capital of France, and what is it famous for?"
@@ -22,6 +23,9 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )  # fmt: skip
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1)
+timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
+trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
+live_option = typer.Option("--live/--no-live", help="show what runs below the answer; by default on a terminal, never elsewhere")
 
 
 @cli.command()
@@ -29,10 +33,26 @@ def demo(
     question: Annotated[str, typer.Argument(help="what to ask")] = QUESTION,
     out: Annotated[Path, typer.Option(help="where the spoken answer goes")] = Path("answer.wav"),
     max_tokens: Annotated[int, typer.Option(help="length of the answer at most", min=0)] = 96,
+    speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    timeline: Annotated[Path | None, timeline_option] = None,
+    trace: Annotated[Path | None, trace_option] = None,
+    live: Annotated[bool | None, live_option] = None,
 ) -> None:
     """Answer a question in text and speech, from real weights, on this CPU."""
-    ask(Question(question, speak=out, max_tokens=max_tokens, threads=threads, stats=True))
+    ask(
+        Question(
+            question,
+            speak=out,
+            max_tokens=max_tokens,
+            threads=threads,
+            speed=speed,
+            stats=True,
+            timeline=timeline,
+            trace=trace,
+            live=live,
+        )
+    )
 
 
 @cli.command()
@@ -44,9 +64,23 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="length of the answer at most")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token; default of the model")] = None,
     top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens of this mass; 1 is off")] = None,
+    top_k: Annotated[int | None, typer.Option(help="draw from so many likeliest tokens; 0 is off")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="draw from tokens of this share of the likeliest's probability; 0 is off")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="divides what stands in prompt or answer; 1 is off")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="taken from what stands in the answer; 0 is off")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="the same, as often as it stands there; 0 is off")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="length of the answer at least")] = None,
+    samples: Annotated[int, typer.Option(help="answers; number i has the seed + i - 1", min=1, max=64)] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="with --json: of each token and so many likely ones")] = None,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
+    speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    timeline: Annotated[Path | None, timeline_option] = None,
+    trace: Annotated[Path | None, trace_option] = None,
+    live: Annotated[bool | None, live_option] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
 ) -> None:
     """Ask one question."""
@@ -63,7 +97,55 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             threads=threads,
+            samples=samples,
+            drawing={
+                "top_k": top_k,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "min_tokens": min_tokens,
+                "logprobs": logprobs,
+            },
+            speed=speed,
+            timeline=timeline,
+            trace=trace,
+            live=live,
             checkpoint=checkpoint,
+        )
+    )
+
+
+@cli.command()
+def paint(
+    prompt: Annotated[str, typer.Argument(help="what to paint")],
+    checkpoint: Annotated[Path, typer.Option(help="folder of a Stable Diffusion 3 model, as diffusers writes it")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="where the picture goes, as PNG")] = Path("picture.png"),
+    steps: Annotated[int | None, typer.Option(help="denoising steps; 28 by default")] = None,
+    guidance: Annotated[float | None, typer.Option(help="how strongly to follow the prompt; 1 is off, 7 the default")] = None,
+    negative: Annotated[str, typer.Option(help="what to keep away from, with guidance")] = "",
+    width: Annotated[int | None, typer.Option(help="pixels; the model's own by default")] = None,
+    height: Annotated[int | None, typer.Option(help="pixels; the model's own by default")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed gives the same picture")] = None,
+    preview_every: Annotated[int, typer.Option(help="write OUT.stepN.png every so many steps; 0 is off")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a sentence")] = False,
+    threads: Annotated[int | None, threads_option] = None,
+) -> None:
+    """Paint one picture."""
+    draw(
+        Order(
+            prompt,
+            checkpoint,
+            out,
+            steps=steps,
+            guidance_scale=guidance,
+            negative_prompt=negative,
+            width=width,
+            height=height,
+            seed=seed,
+            preview_every=preview_every,
+            json=json,
+            threads=threads,
         )
     )
 

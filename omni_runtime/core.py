@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
+from omni_runtime.orders import Admitted, Blocked, Dispatch, Event, Instruction
 from omni_runtime.scheduler import check as books
 from omni_runtime.scheduler.scheduler import Scheduler
-from omni_runtime.work import Admitted, Answer, Broken, Command, Dispatch, End, ExecutorDown, ExecutorUp, Input, Submit
+from omni_runtime.work import Answer, Broken, Command, End, ExecutorDown, ExecutorUp, Input, Submit
 
 REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgotten
+
+
+class Observer(Protocol):
+    """Is told after every feed, in the thread that feeds, what came in, what was said inside and what went out.
+
+    It changes nothing that it is given and is back within microseconds. One that raises is told nothing more.
+    """
+
+    def see(
+        self, now: float, inputs: Sequence[Input], said: Sequence[Event | Blocked | Instruction], commands: Sequence[Command]
+    ) -> None:
+        """`said` is what flow and scheduler told each other, in order."""
+        ...
 
 
 class Core:
@@ -25,9 +39,13 @@ class Core:
     Args:
         limits: ("card/expert", op) -> what fits into one batch.
         max_runs: live runs before new ones are refused.
+        observers: are told what happens; they decide nothing, and without any nothing is gathered.
     """
 
-    def __init__(self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000) -> None:
+    def __init__(
+        self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000, observers: Iterable[Observer] = ()
+    ) -> None:
+        self.observers = list(observers)
         self.flow = Flow()
         self.scheduler = Scheduler(limits, max_runs)
         self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
@@ -42,6 +60,8 @@ class Core:
         flow.now = now
         out: list[Command] = []
         flow.out = out
+        said: list[Event | Blocked | Instruction] | None = [] if self.observers else None
+        flow.observed = said is not None
         for item in inputs:
             if type(item) is Submit:  # without what it carries: thousands are remembered
                 self._log.append((now, replace(item, inputs={}, params={})))
@@ -50,17 +70,39 @@ class Core:
             flow.apply(item)
         while True:
             flow.settle()
-            events = flow.events
+            events: list[Any] = flow.events
             if not events:
-                if flow.ends:
-                    self._log.extend((now, end) for end in flow.ends)
-                    flow.ends = []
-                return out
+                break
             flow.events = []
-            for order in scheduler.handle(now, events):
+            if said is not None:
+                said += events
+                events = [event for event in events if type(event) is not Blocked]
+                if not events:
+                    break
+            orders = scheduler.handle(now, events)
+            if said is not None:
+                said += orders
+            for order in orders:
                 if type(order) is Dispatch or type(order) is Admitted:
                     self._log.append((now, order))
                 flow.obey(order)
+        if flow.ends:
+            self._log.extend((now, end) for end in flow.ends)
+            flow.ends = []
+        if said is not None:
+            flow.observed = False  # whoever only looks, as `check` does, is not told about
+            self._show(now, inputs, said, out)
+        return out
+
+    def _show(
+        self, now: float, inputs: Sequence[Input], said: Sequence[Event | Blocked | Instruction], commands: Sequence[Command]
+    ) -> None:
+        for observer in list(self.observers):
+            try:
+                observer.see(now, inputs, said, commands)
+            except Exception as error:  # whoever looks on must not hurt whoever works
+                self.observers.remove(observer)
+                self._log.append((now, f"observer {type(observer).__name__} raised {error!r} and is told nothing more"))
 
     def check(self) -> None:
         """Re-derives every book and looks for lost wake-ups and idle executors.
@@ -87,9 +129,12 @@ class Core:
     def story(self, run: int) -> list[str]:
         """What led a run to where it is, oldest first: lines of at most the last REMEMBERED entries of all runs."""
         lines = []
+        mine: set[int] = set()  # batches with a unit of the run
         for now, item in list(self._log):  # a copy: the engine's thread may be adding to it
             told = _tell(item, run)
-            if told:
+            if told and isinstance(item, Dispatch):
+                mine.add(item.batch)
+            if told and not (isinstance(item, Broken) and item.batch not in mine):
                 lines.append(f"{now:.6f} {told}")
         state = self.flow.runs.get(run)
         if state is None:
@@ -102,6 +147,8 @@ class Core:
 
 
 def _tell(item: Any, run: int) -> str:
+    if isinstance(item, str):
+        return item
     if isinstance(item, Submit) and item.run == run:
         return f"submit {item.plan.program} for {', '.join(item.plan.outputs)}"
     if isinstance(item, Dispatch):

@@ -256,16 +256,20 @@ class Program:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Fields that a request may give, with the type that their readers ask for."""
-        found: dict[str, str] = {}
+        """Fields that a request may give, with the types that their readers ask for, such as "messages, prompt": a text is
+        both. Token ids are never anything else."""
+        found: dict[str, dict[str, None]] = {}
         for name, node in self.nodes.items():
             for slot, edge in node.reads.items():
                 if not edge.port.node:
-                    kind = self.spec(name).reads[slot].type
-                    if found.setdefault(edge.port.port, kind) != kind:
-                        both = f"{found[edge.port.port]!r} and as {kind!r}"
-                        raise ProgramError(f"program {self.name!r}: input {edge.port.port!r} is read as {both}")
-        return found
+                    kinds = found.setdefault(edge.port.port, {})
+                    kinds[self.spec(name).reads[slot].type] = None
+                    if "token" in kinds and len(kinds) > 1:
+                        both = " and as ".join(repr(kind) for kind in kinds)
+                        raise ProgramError(
+                            f"program {self.name!r}: input {edge.port.port!r} is read as {both}; give each its own"
+                        )
+        return {name: ", ".join(kinds) for name, kinds in found.items()}
 
     def graph(self) -> nx.DiGraph[str]:
         """Nodes, and an edge from each to those that read it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
-from omni_runtime.card import DiffusionDenoise, Each, LoopSpec, OneShot, Value
+from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Value
 from omni_runtime.errors import ProgramError, RequestError, unknown
 from omni_runtime.program import Plan, Program
 from omni_runtime.work import Submit
@@ -22,13 +23,37 @@ class Params(Value):
     error: ClassVar[type[ValueError]] = RequestError
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class ArParams(Params):
-    """How tokens are drawn, and when to end. `temperature` 0 takes the likeliest token; `top_p` 1 is off."""
+    """How tokens are drawn, and when to end. Everything but the length is off by default, and greedy is the default.
+
+    Off are: `temperature` 0 (the likeliest token, so `top_k`, `top_p` and `min_p` change nothing then), `top_k` 0, -1 or the
+    vocabulary and above, `top_p` 1, `min_p` 0, `repetition_penalty` 1, the other two penalties 0, `min_tokens` 0,
+    `logprobs` None. In which order they work is told in `experts/sampling.py`.
+
+    Ids are checked against the card's `vocabulary`, or fail their request alone where the card does not tell it.
+    """
 
     max_tokens: int | None = Field(default=None, ge=0)  # None: as many as the context and the memory hold
     temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)  # a share of the likeliest token's probability
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, allow_inf_nan=False)  # of all tokens of prompt and answer
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, allow_inf_nan=False)  # of the answer's tokens, once
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, allow_inf_nan=False)  # of the answer's tokens, each time
+    logit_bias: Mapping[TokenId, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] = Field(
+        default={}, max_length=1024
+    )  # added to logits: a number like any other, so +-100 make a token all but certain or impossible and promise neither
     stop: tuple[str, ...] = Field(default=(), max_length=16)  # the text ends before the first of these
+    stop_tokens: tuple[TokenId, ...] = Field(default=(), max_length=64)  # end the answer, as those of the card do
+    ignore_eos: bool = False  # the card's stop tokens are tokens like any other; those of the request stop all the same
+    # Before this many tokens no stop token is drawn, and a stop string that is complete is ordinary text: one counts if its
+    # last character comes with token number `min_tokens` or later. A full context ends the answer all the same.
+    min_tokens: int = Field(default=0, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=20)  # of the drawn token and this many likeliest, before any edit
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -42,16 +67,65 @@ class ArParams(Params):
             raise ValueError("a stop string must not be empty")
         return stop
 
+    @field_validator("stop_tokens", mode="before")
+    @classmethod
+    def _as_tuple(cls, ids: Any) -> Any:
+        return tuple(ids) if isinstance(ids, list) else () if ids is None else ids
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _as_mapping(cls, bias: Any) -> Any:
+        return {} if bias is None else bias
+
+    @model_validator(mode="after")
+    def _can_end(self) -> ArParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
+        return self
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Whether a model with ids 0 .. vocabulary - 1 has all tokens that are named here.
+
+        Raises:
+            RequestError: it lacks one.
+        """
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_tokens", self.stop_tokens)):
+            if (highest := max(ids, default=0)) >= vocabulary:
+                raise RequestError(f"{name}: token {highest} is not in the vocabulary of {vocabulary}")
+
 
 class AudioParams(Params):
     """Decoding of sound has no parameters."""
 
 
 class DenoiseParams(Params):
-    """Number of steps, and the shape of the latent."""
+    """How a picture is denoised. A guidance scale of 1 is off: the negative prompt has no effect and a step costs half."""
 
-    steps: int = Field(default=20, ge=1)  # at most the card's `max_steps`
-    size: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
+    steps: int = Field(default=20, ge=1)  # exactly so many are run; at most the card's `max_steps`
+    guidance_scale: float = Field(default=1.0, ge=1.0, le=100.0, allow_inf_nan=False)
+    width: int | None = None  # pixels; None: the card's
+    height: int | None = None
+    preview_every: int = Field(default=0, ge=0)  # steps from one preview to the next; 0: none
+
+    def fitted(self, spec: DiffusionDenoise) -> DenoiseParams:
+        """Held to the card's limits, with the sizes filled in.
+
+        Raises:
+            RequestError: naming the field, its value and the nearest that is allowed.
+        """
+        if self.steps > spec.max_steps:
+            raise RequestError(f"steps: at most {spec.max_steps}, as its card says, not {self.steps}")
+        if self.guidance_scale > 1.0 and spec.branches == 1:
+            raise RequestError(f"guidance_scale: its card takes no guidance, 1.0 is needed, not {self.guidance_scale}")
+        raster = spec.raster
+        sides = {}
+        for name, side in (("width", self.width), ("height", self.height)):
+            side = getattr(raster, name) if side is None else side
+            if (near := raster.nearest(side)) != (side,):
+                allowed = f"multiples of {raster.multiple} from {raster.multiple} to {raster.largest} are allowed"
+                raise RequestError(f"{name}: {allowed}, nearest {' and '.join(map(str, near))}, not {side}")
+            sides[name] = side
+        return self.model_copy(update=sides)
 
 
 PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioParams, "diffusion_denoise": DenoiseParams}
@@ -60,9 +134,23 @@ PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioP
 def params_model(spec: LoopSpec) -> type[Params]:
     """The parameters that a loop takes: its kind's, or for calls the ones that its card gives defaults for."""
     if isinstance(spec, Each | OneShot):
-        fields: dict[str, Any] = {name: (type(value), value) for name, value in spec.defaults.items()}
-        return create_model("CallParams", __base__=Params, **fields)
+        defaults = tuple((name, type(value), value) for name, value in spec.defaults.items())  # the type, for 1 == True
+        return _call_params(defaults, tuple(spec.ranges.items()), tuple(spec.choices.items()))
     return PARAMS[spec.kind]
+
+
+@lru_cache(maxsize=256)  # a pydantic class takes a millisecond to make
+def _call_params(defaults: tuple[Any, ...], ranges: tuple[Any, ...], choices: tuple[Any, ...]) -> type[Params]:
+    fields: dict[str, Any] = {}
+    for name, kind, value in defaults:
+        if name in dict(choices):
+            fields[name] = (Literal[dict(choices)[name]], value)
+        elif name in dict(ranges):
+            least, most = dict(ranges)[name]
+            fields[name] = (kind, Field(default=value, ge=least, le=most))
+        else:
+            fields[name] = (kind, value)
+    return create_model("CallParams", __base__=Params, **fields)
 
 
 class Request(Value):
@@ -123,16 +211,20 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
 
 def _params(model: type[Params], spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
     try:
-        made = model(**{**spec.defaults, **given})
+        made: Any = model(**{**spec.defaults, **given})
+        if isinstance(spec, DiffusionDenoise) and isinstance(made, DenoiseParams):
+            made = made.fitted(spec)
+        if isinstance(spec, ArDecode) and spec.vocabulary:
+            made.check_ids(spec.vocabulary)
     except RequestError as e:
         raise RequestError(f"{where}: {e}") from None
-    if isinstance(spec, DiffusionDenoise) and made.steps > spec.max_steps:
-        raise RequestError(f"{where}: steps: at most {spec.max_steps}, as its card says, not {made.steps}")
     return made.model_dump() if isinstance(spec, Each | OneShot) else made
 
 
 def as_items(kind: str, value: Any) -> Sequence[Any]:
     """An input as the items of its channel: token ids one by one, all else as one item."""
+    if kind == "prompt" and not isinstance(value, str):
+        raise RequestError(f"one text is needed (for several pictures submit several requests), not {str(value)[:80]!r}")
     if kind != "token":
         return (value,)
     tokens = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
@@ -170,4 +262,4 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
     if chosen + request.n > SEEDS:
         raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n)
+    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n, request.label)

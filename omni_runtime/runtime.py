@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from omni_runtime.card import ModelCard, batch_limits
-from omni_runtime.core import Core
+from omni_runtime.core import Core, Observer
 from omni_runtime.engine import Engine
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.executors.base import Executor
@@ -32,6 +32,7 @@ class Runtime:
         kv_bytes: memory for the KV caches of each expert that has one.
         max_requests: live requests before new ones are refused as overload.
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
+        observers: are told of every step, such as `observe.Recorder()`; one that raises hurts nobody.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
@@ -51,6 +52,7 @@ class Runtime:
         slots: int = 1,
         threads: int | None = None,
         prefix_cache: bool = True,
+        observers: Iterable[Observer] = (),
     ) -> None:
         cards = list(cards)
         self.cards = {card.name: card for card in cards}
@@ -62,7 +64,7 @@ class Runtime:
             made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
-        self._engine = Engine(Core(batch_limits(*cards), max_requests), executors, time.monotonic)
+        self._engine = Engine(Core(batch_limits(*cards), max_requests, observers), executors, time.monotonic)
 
     def submit(
         self,

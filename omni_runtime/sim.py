@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from omni_runtime.card import ModelCard, batch_limits
-from omni_runtime.core import Core
+from omni_runtime.core import Core, Observer
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
@@ -67,11 +67,17 @@ class Simulation:
 
     Args:
         executors: that are up from the start.
-        max_runs: see `Core`.
+        max_runs, observers: see `Core`.
     """
 
-    def __init__(self, *executors: SimulatedExecutor, cards: tuple[ModelCard, ...], max_runs: int = 20_000) -> None:
-        self.core = Core(batch_limits(*cards), max_runs)
+    def __init__(
+        self,
+        *executors: SimulatedExecutor,
+        cards: tuple[ModelCard, ...],
+        max_runs: int = 20_000,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.core = Core(batch_limits(*cards), max_runs, observers)
         self.now = 0.0
         self.executors: dict[str, SimulatedExecutor] = {}
         self.mail: dict[str, deque[Message]] = {}

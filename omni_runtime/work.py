@@ -13,6 +13,9 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
+from omni_runtime.draw import Draw as Draw  # part of the vocabulary, in a file of its own
+from omni_runtime.draw import TokenLogprob
+
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 
@@ -94,17 +97,6 @@ class Summary(Struct, frozen=True):
 # -- Payloads: what an op needs for one row. One type per kind of loop ---------------------------------------------------
 
 
-class Draw(Struct, frozen=True, array_like=True, gc=False):
-    """Where a unit's randomness comes from, and how a token is drawn: Philox4x32-10 with key = `seed` and, for a token,
-    counter = (token id, index, node, 0).
-    """
-
-    seed: int
-    node: int  # number of the loop in its program, so that two loops of one request draw independently
-    temperature: float = 0.0  # 0: the likeliest token
-    top_p: float = 1.0
-
-
 class ArStep(Struct, frozen=True, array_like=True, tag="ar"):
     """Positions start .. start+len(tokens) of a token sequence, and perhaps a draw after the last of them."""
 
@@ -130,13 +122,21 @@ class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
 
 
 class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
-    """Step `step` of `steps` of a diffusion trajectory."""
+    """Step `step` of `steps` of a diffusion trajectory, from noise level `sigma` down to `target`.
+
+    All of its schedule that a step needs is here, so that steps of different schedules can share a batch.
+    """
 
     step: int
     steps: int
-    draw: Draw
-    conditioning: tuple[TensorRef, ...]
-    size: tuple[int, ...]
+    sigma: float  # share of noise in the latent, 1 .. 0
+    target: float  # the same after the step
+    timestep: float  # `sigma` as the network wants it told
+    guidance_scale: float  # 1: one branch, no guidance
+    size: tuple[int, ...]  # of the latent: channels, rows, columns
+    draw: Draw  # key of the initial noise: seed and node, by element
+    conditioning: dict[str, tuple[TensorRef, ...]]  # by slot
+    keep: tuple[str, ...] = ()  # ports to fill after this step: "latent", "preview"
 
 
 class CallStep(Struct, frozen=True, array_like=True, tag="call"):
@@ -211,6 +211,7 @@ class StepResult(Struct, array_like=True):
     piece: bytes = b""  # ar_decode: the text of that token, as the bytes its tokenizer stands for; empty for control tokens
     items: dict[str, Any] = {}  # host items by port: lists, or numpy arrays along whose first axis the items lie
     tensors: dict[str, tuple[TensorRef, ...]] = {}
+    logprobs: TokenLogprob | None = None  # ar_decode: of the token drawn, if the request asked
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):
@@ -263,6 +264,7 @@ class Submit(Struct, frozen=True):
     seed: int
     priority: int = 1
     n: int = 1  # samples; sample i has seed + i
+    label: str = ""  # the caller's own name for it; shown, never used as a key
 
 
 class Cancel(Struct, frozen=True):
@@ -302,136 +304,3 @@ class End(Struct, frozen=True):
 
 Input = Submit | Cancel | Report
 Command = RunBatch | Release | Drop | Chunk | OutputEnd | End
-
-
-# -- Events and instructions between flow and scheduler -------------------------------------------------------------------
-
-
-class Submitted(Struct, frozen=True):
-    """A run asks to be let in."""
-
-    run: int
-    arrival: float
-    priority: int
-    together: tuple[tuple[str, ...], ...]  # its experts; those that hand tensors to each other share a tuple
-
-
-class Claim(Struct, frozen=True):
-    """KV blocks of one loop: with fewer than `least` it cannot end properly, more than `most` it cannot use."""
-
-    loop: str
-    expert: str
-    least: int
-    most: int
-
-
-class Claimed(Struct, frozen=True):
-    """All that a run will ever hold, told once, before its first unit that holds anything."""
-
-    run: int
-    claims: tuple[Claim, ...]
-
-
-class UnitReady(Struct, frozen=True):
-    """An offer. A second one for the same loop replaces the first and keeps its age."""
-
-    unit: WorkUnit
-    due: float
-
-
-class Withdrawn(Struct, frozen=True):
-    """The offer of a loop no longer stands."""
-
-    run: int
-    loop: str
-
-
-class LoopDone(Struct, frozen=True):
-    """A loop will offer nothing more. Its blocks are free, or kept for others that begin with the same text."""
-
-    run: int
-    loop: str
-    chain: tuple[bytes, ...] = ()  # of all text whose KV it holds
-
-
-class Closed(Struct, frozen=True):
-    """The run has ended, whatever the reason; its books close when its last unit is back."""
-
-    run: int
-
-
-class BatchDone(Struct, frozen=True):
-    """A batch is back."""
-
-    batch: int
-    seconds: float = 0.0
-
-
-class BatchFailed(Struct, frozen=True):
-    """A batch raised; nothing of it counts."""
-
-    batch: int
-    error: str
-
-
-Event = Submitted | Claimed | UnitReady | Withdrawn | LoopDone | Closed | BatchDone | BatchFailed | ExecutorUp | ExecutorDown
-
-
-class Grant(Struct, frozen=True):
-    """How much of an offer runs, and which KV blocks are new with it."""
-
-    run: int
-    loop: str
-    size: int  # positions of progress: those computed, and those copied by `fork`
-    first: int
-    blocks: tuple[int, ...]
-    fork: Fork | None = None
-
-
-class Forget(Struct, frozen=True):
-    """The executor may drop the state of these (run, loop)."""
-
-    executor: str
-    slots: tuple[tuple[int, str], ...]
-
-
-class Dispatch(Struct, frozen=True):
-    """A batch, decided: one expert, one op, a grant for each unit."""
-
-    batch: int
-    executor: str
-    expert: str
-    op: str
-    grants: list[Grant]
-
-
-class Admitted(Struct, frozen=True):
-    """The run may hold this many blocks, by loop. Depends on the size of the pools only, never on who else is there."""
-
-    run: int
-    blocks: dict[str, int]
-
-
-class Refuse(Struct, frozen=True):
-    """A run is not let in; nothing of it has run."""
-
-    run: int
-    reason: str  # too_large | overloaded | lost
-    detail: str
-
-
-class Fail(Struct, frozen=True):
-    """A run cannot go on."""
-
-    run: int
-    reason: str  # failed | lost
-    detail: str
-
-
-class Finish(Struct, frozen=True):
-    """The last unit of a closed run is back: let go of everything it had on any executor."""
-
-    run: int
-
-
-Instruction = Dispatch | Forget | Admitted | Refuse | Fail | Finish

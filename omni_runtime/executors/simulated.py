@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from omni_runtime.card import LoopSpec, ModelCard
+from omni_runtime.draw import TokenLogprob
 from omni_runtime.executors.mailbox import Mailbox
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import (
@@ -221,9 +222,13 @@ class SimulatedExecutor:
             return StepResult(tensors=tensors)
         drawn = mix(last, p.draw.seed, p.draw.node, p.index)
         stop_tokens: tuple[int, ...] = getattr(spec, "stop_tokens", ())
-        if self.stops and stop_tokens and drawn % self.stops == 0:
-            return StepResult(stop_tokens[0], b"", {}, tensors)
-        return StepResult(drawn % VOCABULARY + 1000, WORDS[drawn % len(WORDS)].encode(), {}, tensors)
+        token, piece = drawn % VOCABULARY + 1000, WORDS[drawn % len(WORDS)].encode()
+        if self.stops and stop_tokens and drawn % self.stops == 0 and (p.draw.edits is None or p.index >= p.draw.edits.least):
+            token, piece = stop_tokens[0], b""
+        told = None
+        if p.draw.logprobs >= 0:
+            told = TokenLogprob(token, -drawn / MASK, tuple((1000 + i, -float(i)) for i in range(p.draw.logprobs)))
+        return StepResult(token, piece, {}, tensors, told)
 
     def _decode_audio(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
         state = memory.state if p.start else (0, 5)
@@ -247,9 +252,11 @@ class SimulatedExecutor:
     def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
         step, latent = memory.state if p.step else (0, mix(p.draw.seed, p.draw.node))
         assert step == p.step, f"step {p.step} after {step}"
-        latent = mix(latent, p.step, p.steps, *(self._value(c) for c in p.conditioning))
+        given = [self._value(ref) for slot in sorted(p.conditioning) for ref in p.conditioning[slot]]
+        schedule = (p.step, p.steps, p.sigma, p.target, p.timestep, p.guidance_scale)
+        latent = mix(latent, *schedule, *p.size, *given)
         memory.after = (p.step + 1, latent)
-        return StepResult(tensors={"latent": (self._keep(row, "latent", 0, latent),)} if p.step + 1 == p.steps else {})
+        return StepResult(tensors={port: (self._keep(row, port, p.step, mix(latent, port)),) for port in p.keep})
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:
         values = [item for name in sorted(p.inputs) for item in p.inputs[name]]

@@ -31,7 +31,8 @@ SILENCE_ID = 0  # stands at both ends of every phoneme string
 class HibariTalker:
     """The expert. Keeps nothing between calls: the same text and speed give the same frames, whoever else is in the batch."""
 
-    def __init__(self, front: Any, phonemes: Phonemes, ids: Mapping[str, int]) -> None:
+    def __init__(self, front: Any, phonemes: Phonemes, ids: Mapping[str, int], voice: str = "heart") -> None:
+        self.voice = voice
         self._front = front
         self._phonemes = phonemes
         self._ids = ids
@@ -43,7 +44,7 @@ class HibariTalker:
         Raises:
             RequestError: no text, more than one, or a speed that the voice cannot speak at.
         """
-        asked = [_asked(row) for row in rows]
+        asked = [_asked(row, self.voice) for row in rows]
         return [StepResult(items={"frames": self.frames(text, speed)}) for text, speed in asked]
 
     def frames(self, text: str, speed: float = 1.0) -> npt.NDArray[np.float32]:
@@ -62,7 +63,7 @@ class HibariTalker:
         return table
 
 
-def _asked(row: Row) -> tuple[str, float]:
+def _asked(row: Row, voice: str) -> tuple[str, float]:
     step = row.payload
     if not isinstance(step, CallStep):
         raise RequestError(f"payload: speak takes a CallStep, not {type(step).__name__}")
@@ -70,8 +71,10 @@ def _asked(row: Row) -> tuple[str, float]:
     if len(texts) != 1 or not isinstance(texts[0], str):
         raise RequestError(f"inputs['text']: {len(texts)} items of {[type(item).__name__ for item in texts[:3]]}; give one str")
     for name in step.params:
-        if name != "speed":
-            raise RequestError(unknown("parameter of speak", name, ("speed",)))
+        if name not in ("speed", "voice"):
+            raise RequestError(unknown("parameter of speak", name, ("speed", "voice")))
+    if step.params.get("voice", voice) != voice:
+        raise RequestError(f"voice={step.params['voice']!r}: this expert speaks as {voice!r}; another voice is another card")
     speed = step.params.get("speed", 1.0)
     if not isinstance(speed, int | float) or not SLOWEST <= speed <= FASTEST:
         raise RequestError(f"speed={speed!r}: the voice speaks at {SLOWEST} to {FASTEST} times its usual pace")
@@ -79,7 +82,7 @@ def _asked(row: Row) -> tuple[str, float]:
 
 
 def build(options: Mapping[str, Any], device: str) -> HibariTalker:
-    """Options: `model`, path of another voice's ONNX file; `threads` of onnxruntime, 1 if not given.
+    """Options: `model`, path of another voice's ONNX file, and `voice`, its name; `threads` of onnxruntime, 1 if not given.
 
     Whatever the device of its executor, it computes on the CPU: 1.2 ms for a second of sound leave nothing to gain.
 
@@ -89,8 +92,8 @@ def build(options: Mapping[str, Any], device: str) -> HibariTalker:
         MissingExtra: a package of the extra `speech` is missing.
     """
     for name in options:
-        if name not in ("model", "threads"):
-            raise CardError(unknown("option of the hibari talker", name, ("model", "threads")))
+        if name not in ("model", "threads", "voice"):
+            raise CardError(unknown("option of the hibari talker", name, ("model", "threads", "voice")))
     threads = options.get("threads", 1)
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise CardError(f"option threads={threads!r} of the hibari talker: give a positive integer")
@@ -107,4 +110,4 @@ def build(options: Mapping[str, Any], device: str) -> HibariTalker:
     graph = cut_graph(load_graph(voice_file(model)), {FEATURES: (1, WIDTH, "frames"), PITCH: (1, "frames")})
     front = onnxruntime.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
     ids = json.loads(asset("vocab.json").read_text("utf-8"))
-    return HibariTalker(front, Phonemes(ids), ids)
+    return HibariTalker(front, Phonemes(ids), ids, str(options.get("voice", "heart")))

@@ -38,7 +38,7 @@ _ROWS_HINT = 16  # the number of rows that oneDNN picks its layout for: with 1, 
 def can_pack(weight_NK: torch.Tensor) -> bool:
     """Whether oneDNN can keep this weight in its own layout."""
     here = weight_NK.device.type == "cpu" and weight_NK.dtype == torch.float32
-    built_in = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    built_in = torch.backends.mkldnn.is_available()
     return here and built_in and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 

@@ -33,3 +33,13 @@ def complex_noise(seed: int, first: int, count: int, width: int) -> npt.NDArray[
     np.multiply(radius, np.cos(angle), out=noise.real)
     np.multiply(radius, np.sin(angle), out=noise.imag)
     return noise
+
+
+def normal_noise(seed: int, node: int, count: int) -> npt.NDArray[np.float32]:
+    """Elements 0 .. count of an endless row of standard normals, float32 [count]: what a denoise loop starts from.
+
+    Key = (seed, node), counter = element index / 8 (a counter makes eight). So an element depends on nothing else, and the same
+    request makes the same picture whatever is made beside it.
+    """
+    rows = -(-count // 8)
+    return complex_noise(seed | node << 64, 0, rows, 4).view(np.float32).reshape(-1)[:count]

@@ -8,6 +8,19 @@ A token is drawn by the Gumbel-max trick: argmax of logit/temperature - log(-log
 from the softmax (Gumbel 1954; Maddison et al. 2014, section 2). It needs no sum over the vocabulary in a fixed order, and
 only tokens that may win need a u.
 
+The order is the one that users of transformers know, and each step has its reason:
+
+1. On the model's own logits, in `edits.py`: bias, repetition penalty, presence and frequency penalty, the ban of stop tokens.
+   The ban comes last, so that nothing lifts it.
+2. Temperature, which divides. Zero ends here with the largest edited logit.
+3. `top_k`, then `top_p` over the mass that is left, then `min_p`. All three look at probabilities after temperature, so a hot
+   draw keeps more tokens in `top_p` and `min_p`. `min_p` is measured against the likeliest token, which is never removed, so it
+   may come last.
+4. The draw among what is kept. It renormalises by itself.
+
+Log-probabilities are told of the distribution before all of these: what the model thinks, the same whatever a request asks.
+Among equals the lower id goes first, everywhere.
+
 Suffixes: V vocabulary, C candidates.
 """
 
@@ -18,7 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_runtime.work import Draw
+from omni_runtime.draw import Draw, TokenLogprob
+from omni_runtime.experts.edits import History, edited
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 Reals = np.ndarray[Any, np.dtype[np.float64]]
@@ -74,34 +88,86 @@ def nucleus(weight_V: Reals, top_p: float) -> Ids:
     ids_C = np.flatnonzero(weight_V >= (1.0 - top_p) * weight_V.sum() / len(weight_V))
     falling_C = np.sort(weight_V[ids_C])[::-1]
     count = min(int(np.searchsorted(np.cumsum(falling_C), goal)) + 1, len(ids_C))
-    least = falling_C[count - 1]
-    above_C, equal_C = ids_C[weight_V[ids_C] > least], ids_C[weight_V[ids_C] == least]
+    return ids_C[_first(weight_V[ids_C], falling_C[count - 1], count)]
+
+
+def heaviest(weight_V: Reals, count: int) -> Ids:
+    """The `count` tokens of most weight, at most all; equals go by lower id first. Ids are ascending."""
+    if count >= len(weight_V):
+        return np.arange(len(weight_V))
+    at = len(weight_V) - count
+    return _first(weight_V, np.partition(weight_V, at)[at], count)
+
+
+def _first(weight_C: Reals, least: float, count: int) -> Ids:
+    """Places of the `count` heaviest, of which the last weighs `least`."""
+    above_C, equal_C = np.flatnonzero(weight_C > least), np.flatnonzero(weight_C == least)
     return np.sort(np.concatenate([above_C, equal_C[: count - len(above_C)]]))
 
 
-def draw(logits_V: torch.Tensor, how: Draw, index: int) -> int:
-    """The token that a row draws as its output token `index`.
+def draw(logits_V: torch.Tensor, how: Draw, index: int, history: History | None = None) -> int:
+    """The token that a row draws as its output token `index`, and the order in which it comes to it is told above.
 
-    Temperature 0 takes the largest logit, the lowest id among equals. Otherwise temperature comes first, then `top_p`.
-    A logit of -inf means never.
+    Args:
+        logits_V: of the model. One of -inf means never.
+        history: tokens of prompt and answer so far; needed by penalties only.
 
     Raises:
         FloatingPointError: the largest logit is NaN or infinite: the weights or an input are broken.
+        RequestError: the request leaves no token that could be drawn.
     """
     logit_V = logits_V.numpy(force=True)
-    best = int(logit_V.argmax())  # the first of equals, and the first NaN if there is one
-    if not np.isfinite(logit_V[best]):
-        raise FloatingPointError(f"logits: token {best} has {logit_V[best]}, nothing can be drawn")
+    best = _best(logit_V)
+    if how.edits is not None:
+        logit_V = edited(logit_V, how.edits, index, history)
+        best = int(logit_V.argmax())
     if how.temperature == 0.0:
         return best
     with np.errstate(over="ignore"):  # a tiny temperature sends all others to -inf, as it should
         score_V = (logit_V.astype(np.float64) - float(logit_V[best])) / how.temperature
-    if how.top_p < 1.0:
-        ids_C = nucleus(np.exp(score_V), how.top_p)
+    if how.top_p < 1.0 or how.min_p > 0.0 or 0 < how.top_k < len(score_V):
+        ids_C = kept(score_V, how)
     else:
         least = _gumbel(np.array([best]), how, index)[0] - _HIGHEST
         ids_C = np.flatnonzero(score_V > least)  # the rest lose against `best` whatever their u
     return int(ids_C[np.argmax(score_V[ids_C] + _gumbel(ids_C, how, index))])
+
+
+def kept(score_V: Reals, how: Draw) -> Ids:
+    """The tokens that `top_k`, `top_p` and `min_p` leave, one at least. The largest score must be 0. Ids are ascending."""
+    if 0 < how.top_k < len(score_V):
+        ids_C = heaviest(score_V, how.top_k)
+        score_C = score_V[ids_C]
+    else:
+        ids_C, score_C = np.arange(len(score_V)), score_V
+    weight_C = np.exp(score_C)
+    if how.top_p < 1.0:
+        places_C = nucleus(weight_C, how.top_p)
+        ids_C, weight_C = ids_C[places_C], weight_C[places_C]
+    return ids_C[weight_C >= how.min_p] if how.min_p > 0.0 else ids_C
+
+
+def logprob(logits_V: torch.Tensor, token: int, count: int) -> TokenLogprob:
+    """Log-probabilities of a token and of the `count` likeliest that are possible at all, by the model's own logits.
+
+    Raises:
+        FloatingPointError: as `draw`.
+    """
+    logit_V = logits_V.numpy(force=True)
+    best = _best(logit_V)
+    shifted_V = logit_V - logit_V[best]
+    total = float(np.log(np.exp(shifted_V).sum(dtype=np.float64)))
+    ids_C = heaviest(logit_V, count) if count else np.arange(0)
+    # By the logits themselves: 0 and 6e-8 are equal once 1.5 is taken from them.
+    falling = sorted((-float(logit_V[i]), int(i)) for i in ids_C if np.isfinite(logit_V[i]))
+    return TokenLogprob(token, float(shifted_V[token]) - total, tuple((i, float(shifted_V[i]) - total) for _, i in falling))
+
+
+def _best(logit_V: Reals) -> int:
+    best = int(logit_V.argmax())  # the first of equals, and the first NaN if there is one
+    if not np.isfinite(logit_V[best]):
+        raise FloatingPointError(f"logits: token {best} has {logit_V[best]}, nothing can be drawn")
+    return best
 
 
 def _gumbel(ids_C: Ids, how: Draw, index: int) -> Reals:

@@ -11,8 +11,9 @@ import torch
 
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts.base import Op
-from omni_runtime.experts.decoder import DecoderLM, Span
-from omni_runtime.experts.sampling import draw
+from omni_runtime.experts.decoder import DecoderLM, KVCache, Span
+from omni_runtime.experts.edits import History, check_ids
+from omni_runtime.experts.sampling import draw, logprob
 from omni_runtime.experts.slots import Slots
 from omni_runtime.weights import smollm2
 from omni_runtime.weights.folder import FolderWeights
@@ -21,17 +22,29 @@ from omni_runtime.weights.llama import LlamaWeights
 from omni_runtime.work import ArStep, Row, StepResult
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What is kept of one loop."""
+
+    cache: KVCache
+    history: History
+
+
 class TextLM:
     """A decoder, and the text of its tokens.
 
-    The state of a loop is its KV cache. A row may be run again, and may start lower than the cache reaches (then the cache
-    forgets what came after); one that starts beyond it is a bug of whoever made the row.
+    The state of a loop is its KV cache, and the tokens at the cache's positions, which penalties count. A row may be run again,
+    and may start lower than the cache reaches (then the cache forgets what came after); one that starts beyond it is a bug of
+    whoever made the row.
     """
 
     def __init__(self, model: DecoderLM, pieces: Sequence[bytes]) -> None:
         self.model = model
         self._pieces = pieces
         self.ops: Mapping[str, Op] = {"forward": self.forward}
+
+    def _begin(self) -> _Held:
+        return _Held(self.model.cache(), History())
 
     def forward(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
         """One result per row: the token drawn and its bytes, or -1.
@@ -51,27 +64,42 @@ class TextLM:
                 raise RequestError(f"loop {row.loop!r}: op 'forward' needs an ArStep, got {type(row.payload).__name__}")
             if row.payload.conditioning is not None:
                 raise RequestError(f"loop {row.loop!r}: conditioning is not supported by this expert")
+            if row.payload.draw.edits is not None:
+                check_ids(row.payload.draw.edits, self.model.config.vocab)
             steps.append(row.payload)
+        held: list[_Held] = []
         spans = []
         for row, step in zip(rows, steps, strict=True):
-            cache = slots.state(row, self.model.cache)
+            mine = slots.state(row, self._begin)
             if row.fork is not None:
-                cache.begin_as(slots.other(row.fork.run, row.fork.loop), row.fork.length)
-            spans.append(Span(cache, step.start, step.tokens, draw=step.index >= 0))
+                other = slots.other(row.fork.run, row.fork.loop)
+                mine.cache.begin_as(other.cache, row.fork.length)
+                mine.history.begin_as(other.history, row.fork.length)
+            held.append(mine)
+            spans.append(Span(mine.cache, step.start, step.tokens, draw=step.index >= 0))
         logits_RV, hidden_TD = self.model.forward(spans)
+        for mine, step in zip(held, steps, strict=True):
+            mine.history.write(step.start, step.tokens)
         drawing = iter(logits_RV)
-        tokens = [draw(next(drawing), step.draw, step.index) if step.index >= 0 else -1 for step in steps]
-        results, at = [], 0
-        for row, step, token in zip(rows, steps, tokens, strict=True):
-            result = StepResult(token=token, piece=self._pieces[token] if token >= 0 else b"")
+        # All draws before the first tensor is kept: one of them may raise.
+        drawn = [
+            self._draw(next(drawing), step, mine) if step.index >= 0 else StepResult()
+            for step, mine in zip(steps, held, strict=True)
+        ]
+        at = 0
+        for row, step, result in zip(rows, steps, drawn, strict=True):
             if step.hidden:
                 # A row of its own: a view would keep the hidden states of the whole batch alive until the last reader is done.
                 own = [hidden_D.clone() for hidden_D in hidden_TD[at : at + len(step.tokens)]]
                 refs = tuple(slots.keep(row, "hidden", step.start + i, hidden_D) for i, hidden_D in enumerate(own))
                 result.tensors = {"hidden": refs}
-            results.append(result)
             at += len(step.tokens)
-        return results
+        return drawn
+
+    def _draw(self, logits_V: torch.Tensor, step: ArStep, held: _Held) -> StepResult:
+        token = draw(logits_V, step.draw, step.index, held.history)
+        told = logprob(logits_V, token, step.draw.logprobs) if step.draw.logprobs >= 0 else None
+        return StepResult(token=token, piece=self._pieces[token], logprobs=told)
 
 
 @dataclass(frozen=True)

@@ -7,29 +7,8 @@ from typing import Any
 
 from omni_runtime.flow.run import Node, Run
 from omni_runtime.flow.walk import Walk
-from omni_runtime.work import (
-    Admitted,
-    Answer,
-    BatchDone,
-    BatchFailed,
-    Broken,
-    Cancel,
-    Dispatch,
-    Drop,
-    End,
-    ExecutorDown,
-    ExecutorUp,
-    Fail,
-    Finish,
-    Forget,
-    Input,
-    Instruction,
-    Refuse,
-    Row,
-    RunBatch,
-    Submit,
-    Submitted,
-)
+from omni_runtime.orders import Admitted, BatchDone, BatchFailed, Dispatch, Fail, Finish, Forget, Instruction, Refuse, Submitted
+from omni_runtime.work import Answer, Broken, Cancel, Drop, End, ExecutorDown, ExecutorUp, Input, Row, RunBatch, Submit
 
 
 class Flow(Walk):

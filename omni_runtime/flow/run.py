@@ -94,7 +94,7 @@ class Node:
 class Run:
     """One request."""
 
-    __slots__ = ("admitted", "arrival", "claimed", "ended", "id", "nodes", "open", "plan", "priority")
+    __slots__ = ("arrival", "claimed", "ended", "id", "nodes", "open", "plan", "priority")
 
     def __init__(self, submit: Submit, now: float) -> None:
         plan: Plan = submit.plan
@@ -105,7 +105,6 @@ class Run:
         self.open: dict[tuple[str, int], None] = {}  # outputs of samples that are not complete
         self.ended = ""
         self.claimed = False
-        self.admitted = not any(step.pooled for step in plan.steps)
         self.nodes: dict[str, Node] = {}
         self._wire(submit)
 

@@ -6,38 +6,26 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from omni_runtime.channel import Reader
 from omni_runtime.errors import RequestTooLarge
 from omni_runtime.flow.run import Node, Run
+from omni_runtime.orders import Blocked, Claim, Claimed, Closed, Event, LoopDone, UnitReady, Withdrawn
 from omni_runtime.scheduler.rank import due
-from omni_runtime.work import (
-    Chunk,
-    Claim,
-    Claimed,
-    Closed,
-    Command,
-    Done,
-    End,
-    Event,
-    LoopDone,
-    OutputEnd,
-    Push,
-    Release,
-    StepResult,
-    TensorRef,
-    UnitReady,
-    Withdrawn,
-    WorkUnit,
-)
+from omni_runtime.work import Chunk, Command, Done, End, OutputEnd, Push, Release, StepResult, TensorRef, Wait, WorkUnit
 
 
 class Walk:
-    """The verbs on nodes. Events for the scheduler gather in `events`, commands for the world in `out`."""
+    """The verbs on nodes. Events for the scheduler gather in `events`, commands for the world in `out`.
+
+    With `observed`, `events` also holds why loops offer nothing; the core takes that out before the scheduler sees it.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[int, Run] = {}
         self.now = 0.0
         self.out: list[Command] = []
-        self.events: list[Event] = []
+        self.events: list[Event | Blocked] = []
+        self.observed = False
         self.ends: list[End] = []  # told in the stories of runs
         self.todo: deque[Node] = deque()
 
@@ -73,7 +61,12 @@ class Walk:
             self._stop(node)
             return
         had = node.unit
-        node.unit = unit = step if type(step) is WorkUnit else None
+        if type(step) is WorkUnit:
+            node.unit = unit = step
+        else:
+            node.unit = unit = None
+            if self.observed and type(step) is Wait:
+                self._blocked(node, "input", _source(node.readers[step.reader]))
         self.offer(node)
         if node.sources and (unit is None) is not (had is None):
             self._reoffer_sources(node)  # whether this node may run decides who is held back
@@ -81,9 +74,13 @@ class Walk:
     def _prime(self, node: Node) -> bool:
         for reader in node.full:
             if reader.channel.closed is None:
+                if self.observed:
+                    self._blocked(node, "input", _source(reader))
                 return False
         twin = node.twin
         if twin is not None and not (twin.done or (twin.primed and twin.loop.forkable(twin.state))):
+            if self.observed:
+                self._blocked(node, "input", twin.name)
             return False
         try:
             node.state = node.loop.init(node.ctx)
@@ -107,6 +104,8 @@ class Walk:
         unit = node.unit
         if unit is not None and node.streams and node.held_back():
             unit = None
+            if self.observed:
+                self._blocked(node, "reader", *(r.node.name for r in node.streams if r.attached and r.filled))
         old = node.offered
         if unit is None:
             if old is not None:
@@ -115,6 +114,9 @@ class Walk:
         elif old is None or old.hi != unit.hi or old.at != unit.at:
             node.offered = unit
             self.events.append(UnitReady(unit, due(self.now, node.run.priority)))
+
+    def _blocked(self, node: Node, why: str, *on: str) -> None:
+        self.events.append(Blocked(node.run.id, node.name, why, on))
 
     def _reoffer_sources(self, node: Node) -> None:
         for reader in node.sources:
@@ -234,6 +236,10 @@ class Walk:
         self.out.append(end)
         self.ends.append(end)
         self.events.append(Closed(run.id))
+
+
+def _source(reader: Reader) -> str:
+    return getattr(reader.channel.source, "name", "the request")
 
 
 def _summary(node: Node) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_runtime.channel import Reader
+from omni_runtime.draw import Draw, Edits
 from omni_runtime.errors import RequestTooLarge
 from omni_runtime.loop import DONE, Context
 from omni_runtime.loops.chain import chain
 from omni_runtime.loops.text import TextStream
-from omni_runtime.work import ArStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
+from omni_runtime.work import ArStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
 WAIT_CONDITIONING = Wait("conditioning")
 
@@ -26,6 +27,7 @@ class ArState:
         "finish",
         "hidden",
         "kind",
+        "least",
         "limit",
         "prompt",
         "reused",
@@ -46,9 +48,10 @@ class ArState:
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self.cached = 0
         self.finish = "length" if self.limit == 0 else ""
-        self.draw = Draw(ctx.seed, ctx.node, params.temperature, params.top_p)
         self.conditioning: Reader | None = ctx.readers.get("conditioning")
-        self.stop_tokens = frozenset(ctx.spec.stop_tokens)
+        self.stop_tokens = frozenset(params.stop_tokens).union(() if params.ignore_eos else ctx.spec.stop_tokens)
+        self.least = params.min_tokens
+        self.draw = _draw(ctx, self.stop_tokens)
         self.hidden = "hidden" in ctx.wants
         # Positions that were copied give no hidden rows, and with conditioning the KV is not a function of the tokens.
         self.chain = chain(tokens, ctx.block) if self.conditioning is None and not self.hidden else ()
@@ -56,6 +59,20 @@ class ArState:
         self.wants_tokens = "tokens" in ctx.wants
         self.text = TextStream(params.stop) if "text" in ctx.wants or params.stop else None
         self.shown = 0  # pieces of text pushed
+
+
+def _draw(ctx: Context, stop_tokens: frozenset[int]) -> Draw:
+    """How every token of a request is drawn. What costs something is left out where nothing is asked of it."""
+    p = ctx.params
+    edits = None
+    if p.logit_bias or p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty or p.min_tokens or p.stop_tokens:
+        ids = tuple(sorted(p.logit_bias))
+        bias = tuple(p.logit_bias[i] for i in ids)
+        penalties = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+        edits = Edits(ids, bias, *penalties, tuple(sorted(stop_tokens)), min(p.min_tokens, ctx.spec.context))
+    logprobs = p.logprobs if p.logprobs is not None and "logprobs" in ctx.wants else -1
+    top_k = min(p.top_k, 1 << 31)  # a request may name any number, a message holds 64 bits
+    return Draw(ctx.seed, ctx.node, p.temperature, p.top_p, top_k, p.min_p, logprobs, edits)
 
 
 class ArDecodeLoop:
@@ -116,12 +133,14 @@ class ArDecodeLoop:
         count = len(s.tokens) - s.prompt
         if s.wants_tokens:
             pushes.append(Push("tokens", count - 1, (token,)))
+        if result.logprobs is not None:
+            pushes.append(Push("logprobs", count - 1, (result.logprobs,)))
         if token in s.stop_tokens:
             s.finish = "stop"
         elif count >= s.limit or len(s.tokens) > s.ctx.room:
             s.finish = "length"
         if s.text is not None:
-            text = s.text.feed(result.piece) if s.finish != "stop" else ""
+            text = s.text.feed(result.piece, count < s.least) if s.finish != "stop" else ""
             if s.text.stopped:
                 s.finish = "stop"
             elif s.finish:

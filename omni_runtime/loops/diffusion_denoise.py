@@ -1,24 +1,45 @@
-"""Denoising: one unit a step, all guidance branches of it together, so that units of one resolution batch freely."""
+"""Denoising: one unit a step, all guidance branches of it together, so that units of one resolution batch freely.
+
+A step carries the noise levels that it goes from and to, so trajectories of different lengths and schedules meet in a batch. What
+is the same for all steps of a request, its conditioning, goes by slot name and by tensor name: nothing is found by its place in
+a batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from omni_runtime.loop import DONE, Context, Fixed
+from omni_runtime.loops.flow_match import levels, timestep
 from omni_runtime.work import DenoiseStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
 
 class DenoiseState:
     """Where a trajectory stands."""
 
-    __slots__ = ("ctx", "draw", "kind", "step", "steps")
+    __slots__ = ("branches", "ctx", "draw", "every", "kind", "levels", "previews", "size", "step", "steps")
 
     def __init__(self, ctx: Context) -> None:
+        spec, params = ctx.spec, ctx.params
         self.ctx = ctx
-        self.steps: int = ctx.params.steps
+        self.steps: int = params.steps
         self.step = 0
-        self.kind = ctx.kind(tuple(ctx.params.size))
+        self.size: tuple[int, int, int] = spec.raster.latent(params.width, params.height)
+        _, rows, columns = self.size
+        self.levels = levels(spec.schedule, self.steps, (rows // spec.raster.patch) * (columns // spec.raster.patch))
+        self.branches: int = spec.branches if params.guidance_scale > 1.0 else 1
+        self.kind = ctx.kind(self.size)
         self.draw = Draw(ctx.seed, ctx.node)
+        self.every: int = params.preview_every if "preview" in ctx.wants else 0
+        self.previews = 0  # pushed
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """Ports that the next step fills."""
+        done = self.step + 1
+        if done == self.steps:
+            return ("latent",) if "latent" in self.ctx.wants else ()
+        return ("preview",) if self.every and done % self.every == 0 else ()
 
 
 class DenoiseLoop(Fixed):
@@ -30,18 +51,33 @@ class DenoiseLoop(Fixed):
     def next(self, s: DenoiseState) -> WorkUnit | Wait | Done:
         if s.step == s.steps:
             return DONE
-        rows = s.ctx.spec.branches
-        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, rows, rows, 0, s.step)
+        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, s.branches, s.branches, 0, s.step)
 
     def bind(self, s: DenoiseState, size: int, reused: int = 0) -> DenoiseStep:
-        return DenoiseStep(s.step, s.steps, s.draw, s.ctx.readers["conditioning"].peek(), tuple(s.ctx.params.size))
+        sigma = s.levels[s.step]
+        return DenoiseStep(
+            step=s.step,
+            steps=s.steps,
+            sigma=sigma,
+            target=s.levels[s.step + 1],
+            timestep=timestep(s.ctx.spec.schedule, sigma),
+            guidance_scale=s.ctx.params.guidance_scale,
+            size=s.size,
+            draw=s.draw,
+            conditioning={name: reader.peek() for name, reader in s.ctx.readers.items()},
+            keep=s.keep,
+        )
 
     def advance(self, s: DenoiseState, size: int, result: StepResult) -> Sequence[Push]:
+        keep = s.keep
         s.step += 1
-        progress = Push("progress", s.step - 1, (s.step / s.steps,))
-        if s.step < s.steps:
-            return (progress,)
-        return progress, Push("latent", 0, result.tensors["latent"])
+        pushes = [Push("progress", s.step - 1, (s.step / s.steps,))]
+        if "preview" in keep:
+            pushes.append(Push("preview", s.previews, result.tensors["preview"]))
+            s.previews += 1
+        if "latent" in keep:
+            pushes.append(Push("latent", 0, result.tensors["latent"]))
+        return pushes
 
     def finalize(self, s: DenoiseState) -> Summary:
         return Summary("done", {"steps": s.step})

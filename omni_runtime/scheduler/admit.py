@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_runtime.orders import Admitted, Claim, Fail, Forget, Refuse
 from omni_runtime.scheduler.book import ExecBook, RunBook
-from omni_runtime.work import Admitted, Claim, Fail, Forget, Refuse
 
 
 def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_runtime.orders import Claim, Submitted
 from omni_runtime.scheduler.ledger import Ledger
 from omni_runtime.scheduler.rank import seniority
-from omni_runtime.work import Claim, ExecutorUp, Submitted, WorkUnit
+from omni_runtime.work import ExecutorUp, WorkUnit
 
 Group = tuple[str, str, tuple[Any, ...]]  # expert, op, batch key
 

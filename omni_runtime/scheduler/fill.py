@@ -5,8 +5,9 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from omni_runtime.card import OpLimits
+from omni_runtime.orders import Grant
 from omni_runtime.scheduler.book import ExecBook, Group, Offer
-from omni_runtime.work import Fork, Grant
+from omni_runtime.work import Fork
 
 Heap = list[tuple[float, int, Offer]]
 
@@ -73,9 +74,14 @@ def pick(heap: Heap, limits: OpLimits) -> list[Offer]:
     return picked
 
 
-def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
-    """Everybody has the least; what is left of the budget goes by rank, so a long prefill never stops the decodes beside it."""
+def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool) -> list[Grant]:
+    """Everybody has the least; what is left of the budget goes by rank, so a long prefill never stops the decodes beside it.
+
+    While anybody else waits (not `alone`), nobody is granted more than a chunk: the others' next step is then at most one
+    batch of short units and a few chunks away, however long the prompt that came in between.
+    """
     spare = limits.size
+    chunk = limits.size if alone or limits.chunk is None else limits.chunk
     for offer in picked:
         spare -= offer.unit.lo
     made = []
@@ -86,7 +92,7 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits) -> list[Grant]:
         if fork is not None:
             size += fork.length  # what is copied costs no budget
         if spare and unit.hi > size:
-            more = min(unit.hi - size, spare)
+            more = min(unit.hi - size, spare, max(0, chunk - unit.lo))
             size += more
             spare -= more
         kind = unit.kind

@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from omni_runtime.card import OpLimits
-from omni_runtime.scheduler.admit import Admission, hosts, place
-from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
-from omni_runtime.scheduler.fill import Queues, grants, pick
-from omni_runtime.work import (
+from omni_runtime.orders import (
     BatchDone,
     BatchFailed,
     Claimed,
     Closed,
     Dispatch,
     Event,
-    ExecutorDown,
-    ExecutorUp,
     Fail,
     Finish,
     Forget,
@@ -28,6 +23,10 @@ from omni_runtime.work import (
     UnitReady,
     Withdrawn,
 )
+from omni_runtime.scheduler.admit import Admission, hosts, place
+from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
+from omni_runtime.scheduler.fill import Queues, grants, pick
+from omni_runtime.work import ExecutorDown, ExecutorUp
 
 
 class Scheduler:
@@ -140,7 +139,7 @@ class Scheduler:
         for offer in self._return(event.batch):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            if offer.chain and ex.reuse:
+            if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
             if run.solo and unit.at >= run.solo.get(unit.loop, 1 << 62):
@@ -205,7 +204,11 @@ class Scheduler:
         ex.flying[batch] = picked
         ex.groups[batch] = group
         self.where[batch] = ex
-        out.append(Dispatch(batch, ex.name, group[0], group[1], grants(ex, picked, limits)))
+        # Only a unit that wants more than a chunk makes it matter who else waits.
+        alone = limits.chunk is None or (
+            len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex.name, {0: group}) is None)
+        )
+        out.append(Dispatch(batch, ex.name, group[0], group[1], grants(ex, picked, limits, alone)))
         return True
 
     # -- Books

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from omni_runtime.card import FlowMatch
 from omni_runtime.executors.simulated import VOCABULARY, WORDS, mix
 from omni_runtime.loops.clauses import clause_end
+from omni_runtime.loops.flow_match import levels, timestep
 
 STOP, STOPS = 0, 13
 
@@ -80,6 +82,8 @@ def clauses(message: str, seed: int, most: int) -> dict[str, Any]:
 
 def paint(message: str, seed: int, steps: int) -> dict[str, Any]:
     condition, latent = call(0, [message], "hidden"), mix(seed, 1)
+    level = levels(FlowMatch(), steps, 1)
     for step in range(steps):
-        latent = mix(latent, step, steps, condition)
-    return {"image": [call(0, [latent], "image")], "progress": [(i + 1) / steps for i in range(steps)]}
+        schedule = (step, steps, level[step], level[step + 1], timestep(FlowMatch(), level[step]))
+        latent = mix(latent, *schedule, 1.0 + seed % 3, 1, 1, 1 + seed % 2, condition)
+    return {"image": [call(0, [mix(latent, "latent")], "image")], "progress": [(i + 1) / steps for i in range(steps)]}

@@ -7,7 +7,8 @@ import sys
 import traceback
 from typing import Any
 
-from world import CHOICES, HARM, HOSTS, PROGRAMS, Ask, Curse, World, curses
+from curse import HARM, Curse, curses
+from world import CHOICES, HOSTS, PROGRAMS, Ask, World
 
 Move = tuple[Any, ...]
 POOLS = (4, 9, 17, 40)  # the largest request of some programs fills 17 or 34, some never fit into 4 or 9
@@ -18,10 +19,12 @@ PRIORITIES = ("high", "normal", "low")
 class Mood:
     """What a world is like. Each lacks some kinds of trouble and some requests, so that the others meet more often."""
 
-    def __init__(self, r: random.Random) -> None:
+    def __init__(self, r: random.Random, reuse: bool) -> None:
         self.r = r
         self.choices = r.sample(range(len(CHOICES)), r.choice((1, 2, 4, len(CHOICES))))
-        self.prompts = r.choice(((1, 2, 3), (1, 2, 3, 5, 9, 20, 63, 64)))
+        self.prompts = r.choice(((1, 2, 3), (9, 13, 20), (1, 2, 3, 5, 9, 20, 63, 64)))
+        if reuse:  # prompts long enough to share their beginning
+            self.choices, self.prompts = r.choice(((10,), (10, 11, 12))), (5, 9, 13, 20)
         self.cursed = r.choice((0.0, 0.3, 0.6))
         self.harm = r.choice((HARM, ("op", "transient")))
         trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5}
@@ -80,8 +83,9 @@ def play(seed: int, longest: int = 60) -> World:
     """One world: everything about it follows from the seed."""
     r = random.Random(seed)
     with curses():
-        world = World(blocks=r.choice(POOLS), max_runs=r.choice((2, 5, 20_000, 20_000)))
-        mood = Mood(r)
+        reuse = r.random() < 0.4
+        world = World(r.choice(POOLS), r.choice((2, 5, 20_000, 20_000)), reuse)
+        mood = Mood(r, reuse)
         world.turn(world.host(None, r.randint(1, 2)))
         for _ in range(r.randint(5, longest)):
             burst = [mood.move() for _ in range(r.choice((1, 1, 1, 3, 7)))]

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from curse import CURSES, curses
 from search import play
-from world import CARDS, CHOICES, CURSES, LIMITS, Ask, curses, request, solo
+from world import CARDS, CHOICES, LIMITS, Ask, request, solo
 
 import omni_runtime
 from omni_runtime.card import OpLimits

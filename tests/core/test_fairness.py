@@ -11,9 +11,12 @@ import pytest
 from watch import Watch, say
 from world import PROGRAMS
 
+from omni_runtime.card import OpLimits
 from omni_runtime.executors.simulated import Cost
+from omni_runtime.orders import Admitted, BatchDone, Grant, Submitted, UnitReady
 from omni_runtime.scheduler.rank import PATIENCE
-from omni_runtime.work import Admitted
+from omni_runtime.scheduler.scheduler import Scheduler
+from omni_runtime.work import ExecutorUp, UnitKind, WorkUnit
 
 BATCH = 0.01
 COSTS = {("toy/mot", op): Cost(fixed=BATCH) for op in ("forward", "denoise", "encode")}
@@ -177,3 +180,16 @@ def test_two_slots_hold_two_groups() -> None:
         both += len(sim.mail["x"]) == 2
         sim.step()
     assert both >= 15
+
+
+def test_an_offer_that_grows_keeps_its_place_and_is_granted_whole() -> None:
+    """The scheduler alone: frames that arrive while a vocoder waits must not send it to the end of the queue."""
+    scheduler = Scheduler({("e", "op"): OpLimits(units=1, size=10)})
+    kind = UnitKind("e", "op")
+    scheduler.handle(0.0, [ExecutorUp("x", ("e",)), *(Submitted(run, 0.0, 1, (("e",),)) for run in (1, 2, 3))])
+    (first,) = scheduler.handle(0.0, [UnitReady(WorkUnit(3, "l", kind, 1, 1), 0.0)])
+    assert scheduler.handle(1.0, [UnitReady(WorkUnit(1, "l", kind, 1, 1), 1.0)]) == []
+    assert scheduler.handle(2.0, [UnitReady(WorkUnit(2, "l", kind, 1, 1), 2.0)]) == []
+    assert scheduler.handle(3.0, [UnitReady(WorkUnit(1, "l", kind, 1, 4), 3.0)]) == []
+    (second,) = scheduler.handle(4.0, [BatchDone(first.batch)])
+    assert second.grants == [Grant(1, "l", 4, 0, ())]

@@ -6,8 +6,9 @@ import gc
 import weakref
 
 import pytest
+from curse import CURSES, Curse, curses
 from watch import Watch, say
-from world import CARDS, CURSES, LIMITS, PROGRAMS, Ask, Curse, World, curses, request
+from world import CARDS, LIMITS, PROGRAMS, Ask, World, request
 
 from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor
@@ -200,3 +201,18 @@ def test_tensors_of_a_wrong_number_of_results_are_released() -> None:
     assert handle.end.reason == "failed"
     assert "1 rows gave 2 results" in handle.end.detail
     sim.finish_all()
+
+
+def test_a_unit_that_was_left_out_of_its_batch_holds_no_prefix() -> None:
+    """A run whose bind failed was noted as holding KV that was never computed: the next that begins alike copied it."""
+    with curses():
+        world = World(blocks=40, reuse=True)
+        world.turn(world.host(None, 1))
+        world.turn(world.ask(Ask(choice=10, seed=2, prompt=20, most=4, steps=1), Curse("think", "bind", 8)))
+        while world.flight:
+            world.turn(world.answer(0))
+        world.turn(world.ask(Ask(choice=10, seed=4, prompt=20, most=4, steps=1)))
+        world.drain()
+    assert world.handles[1].end.reason == "failed"
+    assert world.handles[2].end.reason == "done"
+    assert world.handles[2].end.usage["think"]["cached_tokens"] == 8

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from curse import HARM, Curse, curses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import POOLS, PRIORITIES, STOPS, play
-from world import CHOICES, HARM, HOSTS, PROGRAMS, Ask, Curse, World, curses
+from world import CHOICES, HOSTS, PROGRAMS, Ask, World
 
 EXAMPLES = int(os.environ.get("OMNI_EXAMPLES", "300"))
 NTH = st.integers(0, 7)
@@ -40,9 +41,11 @@ class AnyWorld(RuleBasedStateMachine):
         self.open = curses()
         self.open.__enter__()
 
-    @initialize(blocks=st.sampled_from(POOLS), max_runs=st.sampled_from((2, 5, 20_000)), slots=st.integers(1, 2))
-    def begin(self, blocks: int, max_runs: int, slots: int) -> None:
-        self.world = World(blocks, max_runs)
+    @initialize(
+        blocks=st.sampled_from(POOLS), max_runs=st.sampled_from((2, 5, 20_000)), slots=st.integers(1, 2), reuse=st.booleans()
+    )
+    def begin(self, blocks: int, max_runs: int, slots: int, reuse: bool) -> None:
+        self.world = World(blocks, max_runs, reuse)
         self.burst = self.world.host(None, slots)
 
     @rule(later=st.sampled_from((0.0, 0.001, 0.3, 3.0)))

@@ -64,7 +64,7 @@ BUILDING: list[tuple[Callable[[Program], Any], str]] = [
     (lambda p: p.loop("chant", frames=p.handoff(think(p).tokens, mode="full", capacity=2)), "so it cannot have a capacity"),
     (lambda p: p.call("think", p.input("x")), r"call\('think'\): only a one_shot loop with one port can be called; use loop"),
     (lambda p: p.call("tokenize", p.input("x"), p.input("y")), r"takes 1 inputs \(messages\), not 2"),
-    (two_types, "input 'x' is read as 'token' and as 'messages'"),
+    (two_types, "input 'x' is read as 'token' and as 'messages'; give each its own"),
     (lambda p: p.check(), "has no output; name one with output"),
     (lambda p: Program("q"), "program 'q': give at least one card"),
     (lambda p: Program("q", CARD, CARD), "two cards have the same name"),

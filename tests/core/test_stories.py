@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from curse import CURSES, Curse, curses
 from watch import Watch, say
-from world import CARDS, CHOICES, CURSES, PROGRAMS, Ask, Curse, World, curses, solo
+from world import CARDS, CHOICES, PROGRAMS, Ask, World, solo
 
 from omni_runtime.executors.simulated import Cost, SimulatedExecutor
 from omni_runtime.flow.run import Node
@@ -78,6 +79,32 @@ def test_a_starved_reader_holds_nobody_back() -> None:
     messages(sim, "diamond", ("text", "audio"), think={"max_tokens": 20})
     sim.finish_all()
     assert sim.starved_most["think", "talk"] >= 20, sim.starved_most
+
+
+def test_tensors_go_as_soon_as_they_are_read() -> None:
+    """Of forty hidden rows, only those of the prompt and of what is on its way are ever kept."""
+    sim = Watch(stops=0)
+    messages(sim, "cascade2", ("audio",), think={"max_tokens": 40}, talk={"max_tokens": 40})
+    most = 0
+    while sim.busy:
+        sim.step()
+        most = max(most, sim.executors["x"].slots.counts[1])
+    prompt = sim.handles[1].end.usage["think"]["prompt_tokens"]
+    assert 0 < most <= prompt + 3
+
+
+def test_tensors_of_an_ended_source_go_one_by_one() -> None:
+    """`talk` of the diamond begins when `think` has ended: each row it takes is one row less."""
+    sim = Watch(stops=0)
+    messages(sim, "diamond", ("text", "audio"), think={"max_tokens": 20}, mid={"max_tokens": 4}, talk={"max_tokens": 40})
+    kept = []
+    while sim.busy:
+        sim.step()
+        if sim.where(1, "talk"):
+            kept.append(sim.executors["x"].slots.counts[1])
+    assert kept[0] >= 15
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) >= 12, kept
 
 
 # -- Memory (case 1)

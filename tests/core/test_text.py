@@ -84,3 +84,39 @@ def test_nothing_comes_after_the_stop() -> None:
     assert found.feed(b"ab\xf0") == "a"
     assert found.stopped
     assert found.end() == ""
+
+
+def cut_late(pieces: list[bytes], stops: tuple[str, ...], least: int) -> str:
+    """The definition of a least number: a stop string counts if its last character comes with piece number `least` or later."""
+    text, ends, size = "", [], 0
+    for piece in pieces:
+        size += len(piece)
+        ends.append(size)
+    for character in b"".join(pieces).decode():
+        text += character
+        number = next(i for i, end in enumerate(ends, 1) if end >= len(text.encode()))
+        ended = [stop for stop in stops if text.endswith(stop)]
+        if ended and number >= least:
+            return text[: -len(max(ended, key=len))]
+    return text
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    whole=st.text("abcé", max_size=16).map(str.encode),
+    cuts=st.lists(st.integers(0, 30), max_size=8),
+    stops=st.lists(LETTERS, min_size=1, max_size=3).map(tuple),
+    least=st.integers(0, 8),
+)
+@example(whole=b"abc", cuts=[2], stops=("b", "abc"), least=2)  # "b" was complete too early, and is held back for "abc"
+@example(whole=b"abx", cuts=[2], stops=("b", "abc"), least=2)
+@example(whole=b"aab", cuts=[1, 2], stops=("aa", "ab"), least=3)
+def test_no_stop_string_before_the_least_piece(whole: bytes, cuts: list[int], stops: tuple[str, ...], least: int) -> None:
+    at = sorted({0, len(whole), *(c for c in cuts if c < len(whole))})
+    pieces = [whole[a:b] for a, b in pairwise(at)]
+    found, shown = TextStream(stops), ""
+    for number, piece in enumerate(pieces, 1):
+        shown += found.feed(piece, number < least)
+        if found.stopped:
+            break
+    assert shown + found.end() == cut_late(pieces, stops, least)

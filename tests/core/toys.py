@@ -76,6 +76,12 @@ CARD = ModelCard(
             reads={"latent": Slot(type="latent")},
             ports={"hidden": Port(type="hidden", device=True), "image": Port(type="image")},
         ),
+        "glimpse": Each(
+            expert="mot",
+            op="encode",
+            reads={"latent": Slot(type="latent", mode="stream")},
+            ports={"hidden": Port(type="hidden", device=True), "image": Port(type="image")},
+        ),
     },
 )
 
@@ -114,6 +120,7 @@ def paint() -> Program:
     latent = p.loop("paint", conditioning=p.loop("encode", messages=p.input("messages")).hidden)
     p.output("image", p.loop("image", latent=latent.latent).image)
     p.output("progress", latent.progress)
+    p.output("preview", p.loop("glimpse", latent=latent.preview).image)
     return p
 
 

@@ -60,11 +60,19 @@ raise_ = lambda: 1 / 0
         (("check", "broken.py:raise_"), ["raise_", "ZeroDivisionError"]),
         (("run", ""), ["question is empty"]),
         (("run", "hi", "--speak", "nowhere/x.wav"), ["nowhere/x.wav", "folder does not exist"]),
+        (("run", "hi", "--timeline", "nowhere/x.html"), ["nowhere/x.html", "folder does not exist"]),
+        (("demo", "--trace", "nowhere/x.json"), ["nowhere/x.json", "folder does not exist"]),
         (("run", "hi", "--temperature", "-1"), ["temperature", "-1"]),
         (("run", "hi", "--top-p", "0"), ["top_p", "0"]),
         (("run", "hi", "--max-tokens", "-3"), ["max_tokens", "-3"]),
         (("run", "hi", "--seed", "-3"), ["seed", "-3"]),
+        (("run", "hi", "--repetition-penalty", "0"), ["repetition_penalty", "0"]),
+        (("run", "hi", "--max-tokens", "3", "--min-tokens", "4"), ["min_tokens", "4 is more than max_tokens, 3"]),
+        (("run", "hi", "--logprobs", "2"), ["logprobs", "add --json"]),
+        (("run", "hi", "--samples", "2", "--speak", "x.wav"), ["samples", "leave --speak out"]),
         (("run", "hi", "--stop", ""), ["stop", "empty"]),
+        (("run", "hi", "--speed", "1.5"), ["speed=1.5", "--speak"]),
+        (("run", "hi", "--speak", "x.wav", "--speed", "3"), ["speed", "less than or equal to 2", "3"]),
         (("run", "hi", "--checkpoint", "nowhere"), ["nowhere", "no such folder"]),
         (("run", "hi", "--checkpoint", "."), ["config.json does not exist"]),
         (("check", "folder"), ["config.json", "hidden_sice", "did you mean 'hidden_size'"]),
@@ -101,8 +109,9 @@ def test_help() -> None:
 
 @pytest.mark.oracle
 def test_run_in_json_with_speech(tmp_path: Path) -> None:
-    out = tmp_path / "out.wav"
-    found = omni("run", "-", "--json", "--speak", str(out), "--max-tokens", "12", stdin="What is the capital of France?")
+    out, page, trace = tmp_path / "out.wav", tmp_path / "out.html", tmp_path / "out.json"
+    looks = ("--timeline", str(page), "--trace", str(trace), "--live")
+    found = omni("run", "-", "--json", "--speak", str(out), "--max-tokens", "12", *looks, stdin="What is the capital of France?")
     assert found.returncode == 0, found.stderr
     said = json.loads(found.stdout)
     assert "Paris" in said["text"]
@@ -110,6 +119,41 @@ def test_run_in_json_with_speech(tmp_path: Path) -> None:
     assert said["units"]["think"] >= 2
     with wave.open(str(out)) as file:
         assert file.getnframes() == round(said["audio"]["seconds"] * 24_000) > 24_000
+    assert "smollm2/thinker" in page.read_text()
+    bars = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "unit"]
+    assert len(bars) == sum(said["units"].values())
+
+
+@pytest.mark.oracle
+def test_samples_and_logprobs() -> None:
+    asked = [
+        "run",
+        "Name a colour.",
+        "--max-tokens",
+        "6",
+        "--seed",
+        "5",
+        "--temperature",
+        "1.5",
+        "--top-k",
+        "40",
+        "--min-p",
+        "0.01",
+    ]
+    asked += ["--repetition-penalty", "1.2", "--presence-penalty", "0.1", "--frequency-penalty", "0.1", "--min-tokens", "3"]
+    found = omni(*asked, "--samples", "2", "--logprobs", "3", "--json")
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout)
+    assert [sample["seed"] for sample in said["samples"]] == [5, 6]
+    for sample in said["samples"]:
+        assert len(sample["tokens"]) >= 3
+        assert [told["token"] for told in sample["logprobs"]] == sample["tokens"]
+        assert all(told["logprob"] <= 0 and len(told["top"]) == 3 for told in sample["logprobs"])
+    shown = omni(*asked, "--samples", "2")
+    assert shown.stdout.split("\n\n") == [
+        f"-- sample 1, seed 5\n{said['samples'][0]['text']}",
+        f"-- sample 2, seed 6\n{said['samples'][1]['text']}\n",
+    ]
 
 
 @pytest.mark.torch

@@ -12,7 +12,7 @@ import pytest
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
 
-from omni_runtime.errors import RequestCancelled, RequestTooLarge
+from omni_runtime.errors import RequestCancelled, RequestError, RequestTooLarge
 from omni_runtime.runtime import Runtime
 from omni_runtime.wav import WavWriter
 
@@ -120,3 +120,13 @@ def test_cancelled_speech_leaves_nothing(runtime: Runtime) -> None:
     assert caught.value.partial.text
     assert runtime.submit(chat(), outputs="text", messages=QUESTIONS[2], max_tokens=3).result(60).text
     assert runtime.idle
+
+
+def test_speech_parameters(runtime: Runtime) -> None:
+    given: dict[str, Any] = {"messages": QUESTIONS[2], "outputs": "audio", "max_tokens": 8, "seed": 1}
+    usual = runtime.submit(speak(), **given).result(60)
+    fast = runtime.submit(speak(), **given, speed=2.0, voice="heart").result(60)
+    assert 0.35 * len(usual.audio) < len(fast.audio) < 0.65 * len(usual.audio)
+    for bad in ({"speed": 2.1}, {"speed": 0.4}, {"speed": "fast"}, {"voice": "nobody"}, {"speed": float("nan")}):
+        with pytest.raises(RequestError, match=next(iter(bad))):
+            runtime.submit(speak(), **given, **bad)

@@ -1,0 +1,22 @@
+"""Adaptive layer norm (Peebles and Xie 2023, section 3.2), and the gated residual that goes with it: the definition.
+
+Suffixes: B batch, N tokens, D features. Everything is computed in the dtype of x.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+EPS = 1e-6  # in units of x²
+
+
+def modulate(x_BND: torch.Tensor, shift_BD: torch.Tensor, scale_BD: torch.Tensor) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + EPS) · (1 + scale) + shift; mean and variance are those of a token's features."""
+    normed_BND = F.layer_norm(x_BND, x_BND.shape[-1:], None, None, EPS)
+    return torch.addcmul(shift_BD[:, None], normed_BND, 1 + scale_BD[:, None])
+
+
+def gate(x_BND: torch.Tensor, delta_BND: torch.Tensor, gate_BD: torch.Tensor) -> torch.Tensor:
+    """x + gate · delta."""
+    return torch.addcmul(x_BND, gate_BD[:, None], delta_BND)

@@ -1,0 +1,1 @@
+"""What a run looked like: the recorder, and what is made of it: a timeline, a trace, a live view."""
