@@ -72,6 +72,7 @@ def causal_lm(
                 context=min(decoder.positions, context or decoder.positions),
                 stop_tokens=generation.stop_tokens,
                 defaults=generation.defaults,
+                vocabulary=decoder.vocab,
             ),
         },
     )

@@ -87,18 +87,19 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
         "self_attn.o_proj.weight": (width, queries),
         "post_attention_layernorm.weight": (width,),
     }
+    sparse = config.sparse
+    if sparse is None or layer not in sparse.layers:
+        shapes |= _mlp_shapes("mlp", width, config.ffn, config.mlp_bias)
+    else:
+        shapes["mlp.gate.weight"] = (sparse.experts, width)
+        for expert in range(sparse.experts):
+            shapes |= _mlp_shapes(f"mlp.experts.{expert}", width, sparse.ffn, False)
     if config.qkv_bias:
         shapes |= {f"self_attn.{part}_proj.bias": (rows,) for part, rows in (("q", queries), ("k", keys), ("v", keys))}
     if config.out_bias:
         shapes["self_attn.o_proj.bias"] = (width,)
     if config.qk_norm:
         shapes |= {f"self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
-    sparse = config.sparse
-    if sparse is None or layer not in sparse.layers:
-        return shapes | _mlp_shapes("mlp", width, config.ffn, config.mlp_bias)
-    shapes["mlp.gate.weight"] = (sparse.experts, width)
-    for expert in range(sparse.experts):
-        shapes |= _mlp_shapes(f"mlp.experts.{expert}", width, sparse.ffn, False)
     return shapes
 
 

@@ -11,7 +11,7 @@ from omni_runtime.weights.json_file import Fields, read_json
 
 FILE = "generation_config.json"
 
-# Settings that mean the same here and there; those that requests have today become defaults.
+# Settings that mean the same here and there: they become defaults.
 _SHARED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # What changes an answer and is no default here, with the values at which it changes nothing.
 _ELSEWHERE: dict[str, tuple[Any, ...]] = {
@@ -88,15 +88,10 @@ def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int) -> G
         raise f.wrong("eos_token_id", f"{max(stop)} is not in the vocabulary of {vocab}")
     sample = f.flag("do_sample", False)
     defaults: dict[str, Any] = {} if sample else {"temperature": 0.0}
-    notes = []
     for name in _SHARED:
         if name not in f or (not sample and name != "repetition_penalty"):
             continue
         value = f.count(name, least=0) if name == "top_k" else f.number(name, above=-1.0)
-        if name not in ArParams.model_fields:
-            if value != 1.0 or name != "repetition_penalty":
-                notes.append(f"{FILE}: {name}={value:g} is not used")
-            continue
         try:
             ArParams(**{name: value})
         except RequestError as error:
@@ -104,7 +99,7 @@ def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int) -> G
         defaults[name] = value
     if sample:  # at temperature 1, where the file does not say another
         defaults = {"temperature": 1.0} | defaults
-    notes += [
+    notes = [
         f"{FILE}: {key}={f.values[key]!r} is not used" for key, off in _ELSEWHERE.items() if key in f and f.values[key] not in off
     ]
     return Generation(stop or stop_tokens, defaults, tuple(notes))

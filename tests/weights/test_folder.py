@@ -273,6 +273,7 @@ def test_the_card_of_a_folder(tmp_path: Path) -> None:
     assert card.experts["thinker"].bytes_per_position == 3 * 2 * 2 * 16 * 4
     small = causal_lm(folder, name="small", context=100, limits=OpLimits(units=2, size=8))
     assert (small.name, small.loops["think"].context, small.experts["thinker"].ops["forward"].size) == ("small", 100, 8)
+    assert think.vocabulary == 272
     assert causal_lm(folder, context=10**6).loops["think"].context == 512
     with pytest.raises(CardError, match="context=0"):
         causal_lm(folder, context=0)

@@ -217,6 +217,9 @@ def test_how_its_makers_draw(tmp_path: Path) -> None:
     assert generation(tmp_path, eos_token_id=5).stop_tokens == (5,)
     drawn = generation(tmp_path, eos_token_id=[5, 6], do_sample=True, temperature=0.6, top_p=0.9)
     assert drawn == ((5, 6), {"temperature": 0.6, "top_p": 0.9}, ())
+    shaped = {"top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+    assert generation(tmp_path, do_sample=True, **shaped).defaults == {"temperature": 1.0, **shaped}
+    assert generation(tmp_path, **shaped).defaults == {"temperature": 0.0, "repetition_penalty": 1.1}
     assert generation(tmp_path, do_sample=True, top_p=0.9).defaults == {"temperature": 1.0, "top_p": 0.9}
     assert generation(tmp_path, do_sample=False, temperature=0.6, top_p=0.9).defaults == {"temperature": 0.0}
     assert generation(tmp_path, num_beams=1, no_repeat_ngram_size=0, length_penalty=1.0).notes == ()
