@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -9,7 +10,7 @@ from threading import Lock, Thread
 from typing import Protocol
 
 from omni_runtime.core import Core
-from omni_runtime.errors import EngineStopped
+from omni_runtime.errors import CardError, EngineStopped
 from omni_runtime.executors.base import Executor
 from omni_runtime.work import Cancel, Chunk, Command, Drop, End, Input, OutputEnd, Release, RunBatch, Submit
 
@@ -42,10 +43,18 @@ class Engine:
         self._lock = Lock()
         self._stopped: str | None = None
         self._executors: dict[str, Executor] = {}
+        names = [executor.name for executor in executors]
+        if len(set(names)) < len(names):
+            raise CardError(f"executors: each needs a name of its own, not {names}")
         try:
             for executor in executors:
-                self._inbox.put(executor.start(self._inbox.put))
                 self._executors[executor.name] = executor
+                up = executor.start(self._inbox.put)
+                if up.slots < 1 or min(up.pools.values(), default=0) < 0:
+                    raise CardError(
+                        f"executor {up.executor!r}: at least 1 slot and pools from 0 blocks on, not {up.slots}, {up.pools}"
+                    )
+                self._inbox.put(up)
         except BaseException:
             for executor in self._executors.values():
                 executor.close()
@@ -68,7 +77,8 @@ class Engine:
 
     def cancel(self, run: int) -> None:
         """Ends a run at once. Unknown and ended runs are left alone."""
-        self._inbox.put(Cancel(run))
+        if self._stopped is None:
+            self._inbox.put(Cancel(run))
 
     def close(self) -> None:
         """Cancels what is alive, waits for the batches that run, and stops every thread; idempotent."""
@@ -76,7 +86,8 @@ class Engine:
             if self._stopped is None:
                 self._stopped = "the runtime is closed; make a new one"
                 self._inbox.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the garbage collector may call from any thread
+            self._thread.join()
         for executor in self._executors.values():
             executor.close()
 
@@ -120,10 +131,20 @@ class Engine:
             if executor is not None:
                 executor.send(command)
             return
-        sink = self._sinks[command.run]
+        sink = self._sinks.get(command.run)
+        if sink is None:  # it has had its last word
+            return
         if type(command) is End:
             del self._sinks[command.run]
-        sink.deliver(self._clock(), command)
+        try:
+            sink.deliver(self._clock(), command)
+        except Exception as error:  # what a request is told cannot be shown: its end, and nobody else's
+            if type(command) is not End:
+                self._inbox.put(Cancel(command.run))
+                self._sinks.pop(command.run, None)
+                sink.deliver(
+                    self._clock(), End(command.run, "failed", f"{type(command).__name__} of {command.output!r}: {error!r}")
+                )
 
     def _give_up(self, why: str) -> None:
         """Nobody may wait for an engine that is gone: every handle gets its last word."""

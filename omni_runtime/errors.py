@@ -5,6 +5,7 @@
     ├── ProgramError       (ValueError)  a program that cannot be walked
     ├── RequestError       (ValueError)  a request with a wrong field; raised by `submit` itself
     ├── CheckpointError    (ValueError)  a weight file that is missing, damaged or of another shape
+    ├── ResultError        (ValueError)  what an op gave back cannot be read
     ├── MissingExtra       (ImportError) a package of an extra is not installed
     ├── RequestRefused                   nothing of the request ran
     │   ├── RequestTooLarge              it can never fit: says need and capacity
@@ -47,6 +48,10 @@ class CheckpointError(OmniError, ValueError):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint holds more than is used, or contradicts itself where one side has to be followed."""
+
+
+class ResultError(OmniError, ValueError):
+    """What an op gave back is not what its port promises."""
 
 
 class MissingExtra(OmniError, ImportError):

@@ -33,6 +33,9 @@ ERRORS: dict[str, type[OmniError]] = {
 }
 
 
+MAX_TIMEOUT = 1e6  # seconds; beyond a few hundred years the system's clock overflows
+
+
 class OutputKind(Struct, frozen=True):
     """What an output consists of."""
 
@@ -183,7 +186,11 @@ class Handle:
         if kind == "text":
             return StreamChunk(news.output, seq, news.start, news.sample, text="".join(items))
         if kind == "samples":
-            return StreamChunk(news.output, seq, news.start, news.sample, samples=np.asarray(items, np.float32))
+            sound = np.asarray(items, np.float32).view()
+            if sound.ndim != 1:
+                raise ValueError(f"samples of shape {sound.shape}, mono sound has one dimension")
+            sound.flags.writeable = False  # every reader of the handle sees this array
+            return StreamChunk(news.output, seq, news.start, news.sample, samples=sound)
         if kind == "token":
             return StreamChunk(news.output, seq, news.start, news.sample, tokens=tuple(items))
         return StreamChunk(news.output, seq, news.start, news.sample, items=tuple(items))
@@ -243,6 +250,8 @@ class Handle:
             RequestRefused: it was too large, or the runtime is overloaded.
             EngineStopped: the runtime broke.
         """
+        if timeout is not None and not 0 <= timeout <= MAX_TIMEOUT:
+            raise ValueError(f"timeout={timeout!r}: seconds from 0 to {MAX_TIMEOUT:.0f}, or None for as long as it takes")
         with self._changed:
             if not self._changed.wait_for(lambda: self._end is not None, timeout):
                 raise TimeoutError(f"request {self.id} has not ended after {timeout} s; it goes on, cancel() ends it")

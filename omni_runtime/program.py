@@ -12,6 +12,8 @@ from pydantic import Field
 from omni_runtime.card import LoopSpec, ModelCard, Value
 from omni_runtime.errors import ProgramError, unknown
 
+RESERVED = frozenset(("program", "self", "outputs", "seed", "n", "priority", "label"))  # what `submit` itself takes
+
 
 class PortRef(Value):
     """A port of a node; `node` "" is the request itself."""
@@ -129,6 +131,7 @@ class Program:
 
     def input(self, name: str) -> PortRef:
         """A field of the request."""
+        self._check_input(name)
         return PortRef(node="", port=name)
 
     def handoff(self, port: PortRef, mode: Literal["full", "stream"] = "stream", capacity: int | None = None) -> HandOff:
@@ -205,7 +208,8 @@ class Program:
             self._check_node(name, node)
         for name, port in self.outputs.items():
             self._check_output(name, port)
-        self.inputs  # noqa: B018  (asks that every input has one type)
+        for name in self.inputs:
+            self._check_input(name)
         graph = self.graph()
         if not nx.is_directed_acyclic_graph(graph):
             cycle = [edge[0] for edge in nx.find_cycle(graph)]
@@ -243,6 +247,10 @@ class Program:
         for slot, spec in slots.items():
             if slot not in node.reads and not spec.optional:
                 raise ProgramError(f"{where}: slot {slot!r} ({spec.type}) is not wired; give {slot}=...")
+
+    def _check_input(self, name: str) -> None:
+        if not name.isidentifier() or name in RESERVED:
+            raise ProgramError(f"program {self.name!r}: an input cannot be called {name!r}: submit means something else by it")
 
     def _check_output(self, name: str, port: PortRef) -> None:
         where = f"program {self.name!r}, output {name!r}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Literal
 
-from omni_runtime.card import ModelCard, batch_limits
+from pydantic import Field
+
+from omni_runtime.card import ModelCard, Value, batch_limits
 from omni_runtime.core import Core, Observer
 from omni_runtime.engine import Engine
 from omni_runtime.errors import CardError, RequestError, unknown
@@ -19,6 +22,17 @@ from omni_runtime.executors.thread import ThreadExecutor
 from omni_runtime.handle import Handle, OutputKind
 from omni_runtime.program import Program
 from omni_runtime.request import SEEDS, resolve
+
+
+class Options(Value):
+    """What a runtime may be told; see `Runtime`."""
+
+    device: str = Field(default="cpu", min_length=1)
+    kv_bytes: int = Field(default=1 << 30, ge=1)
+    max_requests: int = Field(default=20_000, ge=1)
+    slots: int = Field(default=1, ge=1, le=64)
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    prefix_cache: bool = True
 
 
 class Runtime:
@@ -54,17 +68,29 @@ class Runtime:
         prefix_cache: bool = True,
         observers: Iterable[Observer] = (),
     ) -> None:
+        if isinstance(cards, ModelCard | str | Program):
+            raise CardError(f"cards: a list of ModelCards is needed, not {str(cards)[:60]!r}; write [card]")
         cards = list(cards)
+        if odd := [card for card in cards if not isinstance(card, ModelCard)]:
+            raise CardError(f"cards: {str(odd[0])[:60]!r} is a {type(odd[0]).__name__}, not a ModelCard")
+        options = Options(
+            device=device, kv_bytes=kv_bytes, max_requests=max_requests, slots=slots, threads=threads, prefix_cache=prefix_cache
+        )
+        watching = _observers(observers)
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):
             raise CardError(f"give one or more cards of different names, not {[c.name for c in cards]}")
         if executor not in ("thread", "loopback"):
             raise CardError(f"executor={executor!r}: " + unknown("executor", executor, ("thread", "loopback")))
-        if executors is None:
+        if executors is not None:
+            _bring_your_own(executors, options, executor)
+        else:
             made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
-        self._engine = Engine(Core(batch_limits(*cards), max_requests, observers), executors, time.monotonic)
+        self._engine = Engine(Core(batch_limits(*cards), max_requests, watching), executors, time.monotonic)
+        # A runtime that is dropped, or alive when Python ends, is closed: a thread inside an op at exit aborts the process.
+        self._closing = weakref.finalize(self, Engine.close, self._engine)
 
     def submit(
         self,
@@ -96,6 +122,9 @@ class Runtime:
 
         A request that can never fit, or that comes when too many are alive, is refused through its handle.
         """
+        if not isinstance(program, Program):
+            call = "; call it" if callable(program) else ""
+            raise RequestError(f"program: a Program is needed, not {str(program)[:60]!r}{call}")
         for name, card in program.cards.items():
             if self.cards.get(name) != card:
                 what = (
@@ -129,13 +158,35 @@ class Runtime:
 
     def close(self) -> None:
         """Cancels what is alive, waits for the batches that run, and lets go of everything; idempotent."""
-        self._engine.close()
+        self._closing()
 
     def __enter__(self) -> Runtime:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _observers(observers: Iterable[Observer]) -> list[Observer]:
+    if callable(getattr(observers, "see", None)) or not isinstance(observers, Iterable):
+        raise CardError(f"observers: a list is needed, not a {type(observers).__name__}; write [recorder]")
+    found = list(observers)
+    for one in found:
+        if isinstance(one, type) or not callable(getattr(one, "see", None)):
+            raise CardError(f"observers: {one!r} cannot look on; give an object with a method see, such as Recorder()")
+    return found
+
+
+def _bring_your_own(executors: Sequence[Executor], options: Options, kind: str) -> None:
+    """Options of executors that would be made are refused where executors are given: they would be ignored in silence."""
+    if not isinstance(executors, list) or not executors or not all(callable(getattr(ex, "send", None)) for ex in executors):
+        raise CardError(f"executors: a list of at least one executor is needed, not {executors!r}")
+    usual = Options(max_requests=options.max_requests)
+    for name in Options.model_fields:
+        if getattr(options, name) != getattr(usual, name):
+            raise CardError(f"{name}={getattr(options, name)!r}: the executors that were given bring their own; leave it out")
+    if kind != "thread":
+        raise CardError(f"executor={kind!r}: executors were given; wrap each in LoopbackExecutor, or leave one of both out")
 
 
 def _executors(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from omni_runtime.executors.base import Executor
 from omni_runtime.executors.codec import decode_message, decode_report, encode
-from omni_runtime.work import ExecutorUp, Message, Report
+from omni_runtime.work import Broken, ExecutorUp, Message, Report, RunBatch
 
 
 class LoopbackExecutor:
@@ -15,12 +15,21 @@ class LoopbackExecutor:
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.name = inner.name
+        self._report: Callable[[Report], None]
 
     def start(self, report: Callable[[Report], None]) -> ExecutorUp:
+        self._report = report
         return self.inner.start(lambda found: report(decode_report(encode(found))))
 
     def send(self, message: Message) -> None:
-        self.inner.send(decode_message(encode(message)))
+        try:
+            copy = decode_message(encode(message))
+        except Exception as error:  # what cannot travel is its batch's fault, and in the end one request's
+            if not isinstance(message, RunBatch):
+                raise
+            self._report(Broken(self.name, message.batch, f"cannot travel to an executor: {error}"))
+            return
+        self.inner.send(copy)
 
     def close(self) -> None:
         self.inner.close()

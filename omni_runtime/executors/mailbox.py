@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
@@ -33,10 +34,11 @@ class Mailbox:
 
     def close(self) -> None:
         """Ends after the message that is being carried out; idempotent."""
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+            if threading.current_thread() is not thread:
+                thread.join()
 
     def _loop(self) -> None:
         try:

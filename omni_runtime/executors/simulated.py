@@ -17,6 +17,7 @@ from msgspec import Struct
 from omni_runtime.card import LoopSpec, ModelCard
 from omni_runtime.draw import TokenLogprob
 from omni_runtime.executors.mailbox import Mailbox
+from omni_runtime.experts.base import verified
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import (
     Answer,
@@ -170,7 +171,9 @@ class SimulatedExecutor:
         for row in message.rows:
             try:
                 results.append(fake(row, self.slots) if fake else self._row(message.expert, spec, row))
+                verified(results[-1:], [row])
             except Exception as error:
+                results = [result for result in results if type(result) is StepResult]
                 self.slots.release(tuple(ref for result in results for refs in result.tensors.values() for ref in refs))
                 return Broken(self.name, message.batch, repr(error))
         for memory in self.touched:
@@ -270,6 +273,10 @@ class SimulatedExecutor:
                 tensors[port] = (self._keep(row, port, p.index, value),)
             elif kind.type == "token":
                 items[port] = [mix(value, i) % VOCABULARY for i in range(value % 7 + 1)]
+            elif kind.type == "text":
+                items[port] = [WORDS[mix(value, i) % len(WORDS)] for i in range(value % 5 + 1)]
+            elif kind.type == "samples":
+                items[port] = np.array([mix(value, i) % 2001 / 1000 - 1 for i in range(value % 9)], np.float32)
             elif kind.type == "frame":  # a segment: (value, mark)
                 n = value % 5
                 items[port] = [(mix(value, i) % 1000, float(i == n - 1)) for i in range(n)]

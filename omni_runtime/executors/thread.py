@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 
 from omni_runtime.card import ExpertSpec
 from omni_runtime.errors import CardError, OmniError
 from omni_runtime.executors.mailbox import Mailbox
-from omni_runtime.experts.base import Expert
+from omni_runtime.experts.base import Expert, verified
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import Answer, Broken, ExecutorUp, Message, Release, Report, RunBatch
 
@@ -30,6 +31,17 @@ def build(name: str, spec: ExpertSpec, device: str) -> Expert:
         if op not in expert.ops:
             raise CardError(f"expert {name!r}: {spec.build} has ops {sorted(expert.ops)}, the card names {op!r}")
     return expert
+
+
+def told(error: Exception) -> str:
+    """An exception as a sentence: ours say all, of others the place in the code helps."""
+    if isinstance(error, OmniError):
+        return str(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+    return f"{error!r}{where}"
 
 
 class ThreadExecutor:
@@ -70,13 +82,21 @@ class ThreadExecutor:
         Raises:
             OmniError: a card, a checkpoint or a missing package.
         """
-        if self.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.threads)
+        if self.threads is not None or self.device != "cpu":
+            self._prepare()
         self.experts = {name: build(name, spec, self.device) for name, spec in self.specs.items()}
         self._mailbox.start(report)
         return self.up
+
+    def _prepare(self) -> None:
+        import torch
+
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as e:
+            raise CardError(f"device={self.device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
 
     def send(self, message: Message) -> None:
         self._mailbox.send(message)
@@ -97,7 +117,7 @@ class ThreadExecutor:
     def _batch(self, batch: RunBatch) -> Answer | Broken:
         start = time.perf_counter()
         try:
-            results = self.experts[batch.expert].ops[batch.op](batch.rows, self.slots)
+            results = verified(self.experts[batch.expert].ops[batch.op](batch.rows, self.slots), batch.rows)
         except Exception as error:  # text only: a kept exception keeps its frames' tensors alive
-            return Broken(self.name, batch.batch, str(error) if isinstance(error, OmniError) else repr(error))
+            return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
         return Answer(self.name, batch.batch, results, time.perf_counter() - start)

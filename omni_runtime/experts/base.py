@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
+from omni_runtime.errors import ResultError
 from omni_runtime.experts.slots import Slots
-from omni_runtime.work import Row, StepResult
+from omni_runtime.work import Row, StepResult, TensorRef
 
 Op = Callable[[Sequence[Row], Slots], list[StepResult]]
 """Runs one batch: a result per row, in order.
@@ -15,6 +18,29 @@ An op may be called again with the same rows after it raised, so what it keeps m
 positions that the payload names, other state is replaced only after the whole batch has succeeded. A result may depend on
 its own row and slot only, never on its neighbours or on how much of the work was granted at once.
 """
+
+
+def verified(results: object, rows: Sequence[Row]) -> list[StepResult]:
+    """What an op gave, if it can be read: what cannot is a fault of the op's batch, and of nobody else.
+
+    Raises:
+        ResultError: it is no list of one StepResult per row, or a port's value has no length.
+    """
+    if not isinstance(results, list) or len(results) != len(rows):
+        found = f"{len(results)} results" if isinstance(results, list) else type(results).__name__
+        raise ResultError(f"returned {found}; a list of one StepResult for each of the {len(rows)} rows is needed")
+    for result in results:
+        if type(result) is not StepResult:
+            raise ResultError(f"returned a {type(result).__name__} among its results; each must be a StepResult")
+        for port, value in result.items.items():
+            if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim == 0):
+                raise ResultError(f"gave {type(value).__name__} for items[{port!r}]; a list or array of items is needed")
+        for port, refs in result.tensors.items():
+            if not isinstance(refs, tuple) or not all(type(ref) is TensorRef for ref in refs):
+                raise ResultError(
+                    f"gave {type(refs).__name__} for tensors[{port!r}]; a tuple of what slots.keep returned is needed"
+                )
+    return results
 
 
 class Expert(Protocol):

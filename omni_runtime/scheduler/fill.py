@@ -75,26 +75,30 @@ def pick(heap: Heap, limits: OpLimits) -> list[Offer]:
 
 
 def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool) -> list[Grant]:
-    """Everybody has the least; what is left of the budget goes by rank, so a long prefill never stops the decodes beside it.
+    """Everybody has the least, so a long prefill never stops the decodes beside it; what is left of the budget is shared.
 
     While anybody else waits (not `alone`), nobody is granted more than a chunk: the others' next step is then at most one
     batch of short units and a few chunks away, however long the prompt that came in between.
     """
-    spare = limits.size
     chunk = limits.size if alone or limits.chunk is None else limits.chunk
-    for offer in picked:
-        spare -= offer.unit.lo
-    made = []
-    for offer in picked:
+    spare = limits.size
+    wants: dict[int, int] = {}  # place in the batch -> how much more than its least a unit could use
+    forks: dict[int, Fork] = {}
+    for at, offer in enumerate(picked):
         unit = offer.unit
-        size = unit.lo
-        fork = _fork(ex, offer) if offer.chain and not unit.cached and ex.reuse else None
-        if fork is not None:
-            size += fork.length  # what is copied costs no budget
-        if spare and unit.hi > size:
-            more = min(unit.hi - size, spare, max(0, chunk - unit.lo))
-            size += more
-            spare -= more
+        spare -= unit.lo
+        want = unit.hi - unit.lo
+        if offer.chain and not unit.cached and ex.reuse and (fork := _fork(ex, offer)) is not None:
+            forks[at] = fork
+            want -= fork.length  # what is copied costs no budget
+        if want > 0 and chunk > unit.lo:
+            wants[at] = min(want, chunk - unit.lo)
+    more = shares(wants, spare) if wants else wants
+    made = []
+    for at, offer in enumerate(picked):
+        unit = offer.unit
+        found = forks.get(at) if forks else None
+        size = unit.lo + (more.get(at, 0) if more else 0) + (found.length if found is not None else 0)
         kind = unit.kind
         if (kind.block or kind.fixed) and (not offer.held or unit.cached + size > offer.cover):
             need = kind.fixed - offer.held
@@ -108,8 +112,26 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool) -> 
         if offer.sent < offer.held:
             blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])
         offer.size = size
-        made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks, fork))
+        made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks, found))
     return made
+
+
+def shares(wants: dict[int, int], spare: int) -> dict[int, int]:
+    """A budget among those who want more: equal parts, and what the modest leave goes to the others.
+
+    By rank alone a long text in front leaves one frame a batch to a short one behind it: 86 batches for a second of sound.
+    """
+    given: dict[int, int] = {}
+    left = len(wants)
+    for at, want in sorted(wants.items(), key=lambda item: (item[1], item[0])):
+        given[at] = min(want, spare // left)
+        spare -= given[at]
+        left -= 1
+    for at in wants:  # what the division left over, by rank
+        if spare and given[at] < wants[at]:
+            given[at] += 1
+            spare -= 1
+    return given
 
 
 def _fork(ex: ExecBook, offer: Offer) -> Fork | None:

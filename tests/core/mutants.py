@@ -164,7 +164,7 @@ MUTANTS = [
         "while len(ex.flying) <= ex.slots",
     ),
     Mutant("one unit more than fits", "scheduler/fill.py", "len(picked) < limits.units", "len(picked) <= limits.units"),
-    Mutant("more granted than fits", "scheduler/fill.py", "        spare -= offer.unit.lo\n", "        pass\n"),
+    Mutant("more granted than fits", "scheduler/fill.py", "        spare -= unit.lo\n", "        pass\n"),
     Mutant("a group is taken twice", "scheduler/fill.py", " and group not in busy.values()", ""),
     Mutant(
         "a prefill takes the whole budget",
