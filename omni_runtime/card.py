@@ -249,6 +249,14 @@ class OneShot(LoopSpec):
         return self
 
 
+SLOTS = {"ar_decode": {"prompt", "conditioning"}, "audio_decode": {"frames"}}  # what the loops of a kind can read
+NEEDED = {"ar_decode": "prompt", "audio_decode": "frames"}
+PORTS = {
+    "ar_decode": {"text", "tokens", "logprobs", "hidden"},
+    "audio_decode": {"samples"},
+    "diffusion_denoise": {"latent", "progress", "preview"},
+}
+
 AnyLoop = Annotated[ArDecode | AudioDecode | DiffusionDenoise | Each | OneShot, Field(discriminator="kind")]
 
 
@@ -279,6 +287,16 @@ class ModelCard(Value):
                 for key, value in loop.defaults.items():
                     if not isinstance(value, str | int | float | bool):
                         raise ValueError(f"loops.{name}.defaults.{key}: a text, number or truth value, not {value!r}")
+            for slot in loop.reads:
+                if slot not in SLOTS.get(loop.kind, loop.reads):
+                    raise ValueError(f"loops.{name}.reads: " + unknown(f"slot of kind {loop.kind!r}", slot, SLOTS[loop.kind]))
+            if NEEDED.get(loop.kind, "") not in ("", *loop.reads):
+                raise ValueError(
+                    f"loops.{name}.reads: kind {loop.kind!r} needs slot {NEEDED[loop.kind]!r}, found {list(loop.reads)}"
+                )
+            for port in loop.ports:
+                if port not in PORTS.get(loop.kind, loop.ports):
+                    raise ValueError(f"loops.{name}.ports: " + unknown(f"port of kind {loop.kind!r}", port, PORTS[loop.kind]))
             if not loop.ports:
                 raise ValueError(f"loops.{name}.ports: a loop that gives nothing can never be read")
             if isinstance(loop, DiffusionDenoise) and loop.branches > expert.ops[loop.op].size:

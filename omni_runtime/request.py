@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from omni_runtime.program import Plan, Program
 from omni_runtime.work import Submit
 
 SEEDS = 2**63  # a seed is 0 .. SEEDS - 1
+MAX_TEXT = 1 << 19  # characters: turning more into tokens, only to find that they do not fit, takes seconds of everybody's time
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 
 
@@ -186,7 +188,7 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
     for key, value in given.items():
         takers = [name for name, model in models.items() if key in model.model_fields]
         if key in known:
-            inputs[key] = value
+            inputs[key] = deepcopy(value) if isinstance(value, list | dict) else value  # the caller may go on editing it
         elif key in program.nodes:
             if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
                 raise RequestError(f"{key}: parameters of a loop are a mapping from their names, not {value!r}")
@@ -225,12 +227,52 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
     """An input as the items of its channel: token ids one by one, all else as one item."""
     if kind == "prompt" and not isinstance(value, str):
         raise RequestError(f"one text is needed (for several pictures submit several requests), not {str(value)[:80]!r}")
+    if kind == "text" and not isinstance(value, str):
+        raise RequestError(f"a text is needed, not {str(value)[:80]!r}")
+    if kind == "messages":
+        check_messages(value)
+    elif isinstance(value, str):
+        check_text(value)
     if kind != "token":
         return (value,)
     tokens = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
     if tokens is None or not tokens or not all(type(t) is int and t >= 0 for t in tokens):
         raise RequestError(f"an input of token ids is a list of whole numbers from 0 on, not {str(value)[:80]!r}")
     return tokens
+
+
+def check_messages(messages: Any) -> None:
+    """A conversation is a text (one turn of the user), or a list of turns: a mapping of role and content each.
+
+    Raises:
+        RequestError: naming the turn.
+    """
+    if isinstance(messages, str):
+        check_text(messages)
+        return
+    if not isinstance(messages, list | tuple) or not messages:
+        raise RequestError(f"a text or a list of turns is needed, not {str(messages)[:80]!r}")
+    for at, turn in enumerate(messages):
+        if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
+            raise RequestError(f"[{at}]: a turn is a mapping of exactly 'role' and 'content', not {str(turn)[:80]!r}")
+        for key in ("role", "content"):
+            if not isinstance(turn[key], str):
+                raise RequestError(f"[{at}].{key}: a text is needed, not {str(turn[key])[:80]!r}")
+            check_text(turn[key])
+
+
+def check_text(text: str) -> None:
+    """Whether a text can be read at all.
+
+    Raises:
+        RequestError: it is longer than any model here could read, or it is no Unicode text.
+    """
+    if len(text) > MAX_TEXT:
+        raise RequestError(f"a text of {len(text)} characters; at most {MAX_TEXT} are taken, send it in parts")
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise RequestError(f"character {e.start} is half of a surrogate pair ({text[e.start]!r}); send valid Unicode") from None
 
 
 def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], /, **fields: Any) -> tuple[Request, Submit]:

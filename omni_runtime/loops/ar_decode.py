@@ -81,7 +81,7 @@ class ArDecodeLoop:
     def init(self, ctx: Context) -> ArState:
         tokens = list(ctx.readers["prompt"].peek())
         if not tokens:
-            raise RequestTooLarge(f"{ctx.loop}: the prompt has no tokens; send at least one")
+            raise RequestTooLarge("the prompt has no tokens; send at least one")
         if len(tokens) >= ctx.spec.context:
             raise RequestTooLarge(
                 f"{ctx.loop}: the prompt has {len(tokens)} tokens, the context of {ctx.spec.context} must hold them and an answer"

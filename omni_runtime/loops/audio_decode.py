@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from omni_runtime.channel import Reader
 from omni_runtime.loop import DONE, Context, Fixed
+from omni_runtime.loops.items import checked
 from omni_runtime.work import AudioStep, Done, Draw, Push, StepResult, Summary, Wait, WorkUnit
 
 WAIT_FRAMES = Wait("frames")
@@ -61,7 +62,7 @@ class AudioDecodeLoop(Fixed):
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.frames.cursor * s.ctx.spec.hop
-        samples = result.items["samples"]
+        samples = checked("samples", "samples", result.items["samples"])
         if len(samples) != size * s.ctx.spec.hop:
             raise ValueError(f"{s.ctx.loop}: {size} frames gave {len(samples)} samples, not {size} x {s.ctx.spec.hop}")
         s.frames.take(size)

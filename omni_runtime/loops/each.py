@@ -8,6 +8,7 @@ from typing import Any
 from omni_runtime.channel import Reader
 from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.loops.clauses import clause_end
+from omni_runtime.loops.items import checked
 from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
 
@@ -84,7 +85,8 @@ class EachLoop(Fixed):
             s.stale = True
         pushes = []
         for port, start in s.pushed.items():
-            items = result.tensors[port] if port in result.tensors else result.items[port]
+            kind = s.ctx.spec.ports[port].type
+            items = result.tensors[port] if port in result.tensors else checked(port, kind, result.items[port])
             pushes.append(Push(port, start, items))
             s.pushed[port] = start + len(items)
         return pushes

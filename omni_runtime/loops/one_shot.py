@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_runtime.loop import DONE, Context, Fixed
+from omni_runtime.loops.items import checked
 from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
 
@@ -36,7 +37,14 @@ class OneShotLoop(Fixed):
     def advance(self, s: OneShotState, size: int, result: StepResult) -> Sequence[Push]:
         s.ran = True
         return [
-            Push(port, 0, result.tensors[port] if port in result.tensors else result.items[port]) for port in sorted(s.ctx.wants)
+            Push(
+                port,
+                0,
+                result.tensors[port]
+                if port in result.tensors
+                else checked(port, s.ctx.spec.ports[port].type, result.items[port]),
+            )
+            for port in sorted(s.ctx.wants)
         ]
 
     def finalize(self, s: OneShotState) -> Summary:
