@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,11 +33,15 @@ def guarded(work: Callable[[], Any]) -> int:
         found = work()
         return found if isinstance(found, int) else 0
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # again: at once, whatever runs
         print("omni: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say to it
         return 0
+    except UnicodeError as e:
+        print(f"omni: text that cannot be read or shown here: {e}", file=sys.stderr)
+        return 1
     except (OmniError, OSError) as e:
         print(f"omni: {e}", file=sys.stderr)
         return 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 from omni_runtime.ask import Question, ask
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import OmniError
-from omni_runtime.find import find
+from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
 
@@ -22,7 +21,7 @@ cli = typer.Typer(
     help="Run and inspect omni models whose loops are visible.", no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False,
 )  # fmt: skip
-threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1)
+threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1, max=256)
 timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
 trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
 live_option = typer.Option("--live/--no-live", help="show what runs below the answer; by default on a terminal, never elsewhere")
@@ -175,10 +174,7 @@ def check(
         found.check()
         typer.echo(f"program {found.name}: {len(found.nodes)} nodes, outputs {', '.join(found.outputs)}: fine")
         return
-    for expert, spec in found.experts.items():
-        module = spec.build.partition(":")[0]
-        if find_spec(module) is None:
-            raise OmniError(f"card {found.name}: experts.{expert}.build: there is no module {module}")
+    check_card(found)
     folder = Path(name).resolve()
     if any(spec.options.get("weights") == str(folder) for spec in found.experts.values()):
         from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model

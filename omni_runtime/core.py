@@ -140,8 +140,13 @@ class Core:
         if state is None:
             return [*lines, f"run {run} is not alive"]
         for node in state.nodes.values():
-            waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits"
+            waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits for input"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
+        waiting = self.scheduler.admission.waiting.get(run)
+        if waiting is not None:
+            lines.append(
+                f"now: waits for the memory it claims, {sum(waiting[1].values())} KV blocks; max_tokens decides how many"
+            )
         still = ", ".join(dict.fromkeys(name for name, _ in state.open))
         return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {still}")]
 

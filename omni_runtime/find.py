@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from omni_runtime.card import ModelCard
-from omni_runtime.errors import OmniError, unknown
+from omni_runtime.errors import OmniError, RequestError, unknown
 from omni_runtime.program import Program
+from omni_runtime.request import loop_params
 
 
 def find(name: str) -> ModelCard | Program:
@@ -68,10 +72,49 @@ def _attribute(where: str, attribute: str) -> Any:
         sys.path.insert(0, os.getcwd())
         try:
             names = vars(import_module(where))
-        except ImportError as e:
-            raise OmniError(f"{where}: {e}") from None
+        except OmniError:
+            raise
+        except Exception as e:  # also what the module itself raises, or a syntax error in it
+            raise OmniError(f"{where}: {e!r}") from None
         finally:
             sys.path.remove(os.getcwd())
     if attribute not in names:
         raise OmniError(f"{where}: " + unknown("name", attribute, (n for n in names if not n.startswith("_"))))
     return names[attribute]
+
+
+def check_card(card: ModelCard) -> None:
+    """What a card says about code and parameters, without loading any weights.
+
+    Raises:
+        OmniError: a builder does not exist, or a default is not what its parameter takes.
+    """
+    for name, spec in card.experts.items():
+        module, _, function = spec.build.partition(":")
+        where = f"card {card.name}: experts.{name}.build={spec.build!r}"
+        try:
+            found = find_spec(module)
+        except (ImportError, ValueError) as e:
+            raise OmniError(f"{where}: {e}") from None
+        if found is None:
+            raise OmniError(f"{where}: there is no module {module}")
+        if found.origin and found.origin.endswith(".py"):
+            names = set(_names(Path(found.origin)))
+            if function not in names:
+                raise OmniError(f"{where}: " + unknown(f"name in {module}", function, names))
+    for name, loop in card.loops.items():
+        try:
+            loop_params(loop, {}, f"card {card.name}: loops.{name}.defaults")
+        except RequestError as e:
+            raise OmniError(str(e)) from None
+
+
+def _names(file: Path) -> Iterator[str]:
+    """What a module defines or imports at its top level, read and not run: importing an expert may take seconds."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))

@@ -196,7 +196,7 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
                 params[key].update(value)
             else:  # a pruned loop's parameters are checked all the same
                 spec = program.spec(key)
-                _params(params_model(spec), spec, value, key)
+                loop_params(spec, value, key)
         elif len(takers) == 1:
             params[takers[0]][key] = value
         elif takers:
@@ -208,12 +208,17 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
     for name in sorted(needed):
         if inputs.get(name) is None:
             raise RequestError(f"{name}: program {program.name!r} needs this input ({known[name]})")
-    return inputs, {step.name: _params(models[step.name], step.spec, params[step.name], step.name) for step in plan.steps}
+    return inputs, {step.name: loop_params(step.spec, params[step.name], step.name) for step in plan.steps}
 
 
-def _params(model: type[Params], spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
+def loop_params(spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
+    """Parameters of a request for one loop: what was given, and the card's defaults.
+
+    Raises:
+        RequestError: beginning with `where`.
+    """
     try:
-        made: Any = model(**{**spec.defaults, **given})
+        made: Any = params_model(spec)(**{**spec.defaults, **given})
         if isinstance(spec, DiffusionDenoise) and isinstance(made, DenoiseParams):
             made = made.fitted(spec)
         if isinstance(spec, ArDecode) and spec.vocabulary:
