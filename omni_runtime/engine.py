@@ -139,7 +139,7 @@ class Engine:
         try:
             sink.deliver(self._clock(), command)
         except Exception as error:  # what a request is told cannot be shown: its end, and nobody else's
-            if type(command) is not End:
+            if not isinstance(command, End):
                 self._inbox.put(Cancel(command.run))
                 self._sinks.pop(command.run, None)
                 sink.deliver(

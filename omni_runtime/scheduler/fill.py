@@ -123,14 +123,10 @@ def shares(wants: dict[int, int], spare: int) -> dict[int, int]:
     """
     given: dict[int, int] = {}
     left = len(wants)
-    for at, want in sorted(wants.items(), key=lambda item: (item[1], item[0])):
+    for at, want in sorted(wants.items(), key=lambda item: (item[1], -item[0])):  # the remainder goes by rank
         given[at] = min(want, spare // left)
         spare -= given[at]
         left -= 1
-    for at in wants:  # what the division left over, by rank
-        if spare and given[at] < wants[at]:
-            given[at] += 1
-            spare -= 1
     return given
 
 
