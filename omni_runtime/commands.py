@@ -129,6 +129,9 @@ def paint(
     preview_every: Annotated[int, typer.Option(help="write OUT.stepN.png every so many steps; 0 is off")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a sentence")] = False,
     threads: Annotated[int | None, threads_option] = None,
+    timeline: Annotated[Path | None, timeline_option] = None,
+    trace: Annotated[Path | None, trace_option] = None,
+    live: Annotated[bool | None, live_option] = None,
 ) -> None:
     """Paint one picture."""
     draw(
@@ -145,6 +148,9 @@ def paint(
             preview_every=preview_every,
             json=json,
             threads=threads,
+            timeline=timeline,
+            trace=trace,
+            live=live,
         )
     )
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from omni_runtime.cards.sd3 import sd3
 from omni_runtime.errors import MissingExtra, RequestError
 from omni_runtime.handle import Handle
+from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.paint import paint
 from omni_runtime.request import resolve
 from omni_runtime.runtime import Runtime
@@ -33,6 +34,9 @@ class Order(Struct, frozen=True):
     preview_every: int = 0
     json: bool = False
     threads: int | None = None
+    timeline: Path | None = None
+    trace: Path | None = None
+    live: bool | None = None
 
 
 def draw(order: Order) -> None:
@@ -44,6 +48,7 @@ def draw(order: Order) -> None:
     image_file()  # before anything is loaded
     if not order.out.resolve().parent.is_dir():
         raise RequestError(f"{order.out}: its folder does not exist; make it first")
+    watch = Watch(order.timeline, order.trace, False if order.json else order.live, title=order.prompt[:60])
     card = sd3(str(order.checkpoint))
     program = paint(card)
     asked = {name: getattr(order, name) for name in ("steps", "guidance_scale", "width", "height")}
@@ -52,10 +57,11 @@ def draw(order: Order) -> None:
     outputs = ("image", "progress", "preview") if order.preview_every else ("image", "progress")
     checked = resolve(0, program, 0, given, outputs=outputs, seed=order.seed)[1]  # wrong options, before loading
     began = time.perf_counter()
-    with Runtime([card], threads=order.threads) as runtime:
+    with watch, Runtime([card], threads=order.threads, observers=watch.observers) as runtime:
         loaded = time.perf_counter() - began
         handle = runtime.submit(program, outputs=outputs, seed=order.seed, **given)
-        _follow(handle, order, checked.params["denoise"].steps)
+        with watch.stream():
+            _follow(handle, order, checked.params["denoise"].steps, quiet=order.json or watch.live)
         result = handle.result()
     height, width, _ = result.outputs["image"][0].shape
     told = {
@@ -75,9 +81,9 @@ def draw(order: Order) -> None:
         print(f"{order.out}: {width} x {height}, seed {result.seed}, {steps}, model loaded in {loaded:.2f} s")
 
 
-def _follow(handle: Handle, order: Order, steps: int) -> None:
-    """Shows the steps, and writes what comes."""
-    shows = sys.stderr.isatty() and not order.json
+def _follow(handle: Handle, order: Order, steps: int, quiet: bool) -> None:
+    """Shows the steps, unless a live view does, and writes what comes."""
+    shows = sys.stderr.isatty() and not quiet
     previews = done = 0
     began = time.perf_counter()
     for chunk in handle:

@@ -301,7 +301,8 @@ def test_on_the_command_line(folder: Path, pipeline: Any, tmp_path: Path) -> Non
         "--negative",
         "dark",
     ]
-    found = omni("paint", "a red cat", *options, "--preview-every", "2", "--json")
+    looked_at = ["--timeline", str(tmp_path / "t.html"), "--trace", str(tmp_path / "t.json")]
+    found = omni("paint", "a red cat", *options, "--preview-every", "2", "--json", *looked_at)
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
     assert (told["width"], told["height"], told["seed"], told["steps"]) == (32, 32, 7, 5)
@@ -310,7 +311,8 @@ def test_on_the_command_line(folder: Path, pipeline: Any, tmp_path: Path) -> Non
     with Image.open(out) as image:
         off = np.abs(np.asarray(image).astype(int) - want)
     assert off.max() <= 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat.png", "cat.step2.png", "cat.step4.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat.png", "cat.step2.png", "cat.step4.png", "t.html", "t.json"]
+    assert len([e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]) >= 9
 
 
 @pytest.mark.parametrize(

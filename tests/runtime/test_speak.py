@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from omni_runtime.programs.chat import chat
+from omni_runtime.programs.say import say
 from omni_runtime.programs.speak import speak
 
 from omni_runtime.errors import RequestCancelled, RequestError, RequestTooLarge
@@ -130,3 +131,20 @@ def test_speech_parameters(runtime: Runtime) -> None:
     for bad in ({"speed": 2.1}, {"speed": 0.4}, {"speed": "fast"}, {"voice": "nobody"}, {"speed": float("nan")}):
         with pytest.raises(RequestError, match=next(iter(bad))):
             runtime.submit(speak(), **given, **bad)
+
+
+def test_text_of_any_length_and_punctuation_is_spoken(runtime: Runtime) -> None:
+    """Case 17: nothing is lost in silence; what cannot be spoken is no sound, and a text beyond the limit is refused."""
+    spoken = {
+        text: len(runtime.submit(say(), text=text, seed=1).result(120).audio)
+        for text in ("", " ", "...!?", "日本語", "🙂", "Yes", "one " * 100, "one " * 200, "a" * 3000)
+    }
+    assert [spoken[text] for text in ("", " ", "...!?")] == [0, 0, 0]
+    assert spoken["Yes"] > 4_000
+    assert 1.7 < spoken["one " * 200] / spoken["one " * 100] < 2.3
+    assert spoken["a" * 3000] > 24_000
+    assert all(samples % 300 == 0 for samples in spoken.values())
+    streamed = [c.samples for c in runtime.submit(say(), text="one " * 100, seed=1)]
+    assert sum(len(s) for s in streamed if s is not None) == spoken["one " * 100]
+    with pytest.raises(RequestError, match="text of 600000 characters"):
+        runtime.submit(say(), text="a" * 600_000)
