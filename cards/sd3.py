@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,9 @@ from omni_runtime.card import (
     Slot,
 )
 from omni_runtime.errors import CardError, CheckpointError, unknown
+from omni_runtime.weights.json_file import read_json
+
+FOLDER = "give the folder that holds model_index.json"
 
 MEDIUM: dict[str, dict[str, Any]] = {  # sizes of SD3 medium, to draw and simulate it without a checkpoint
     "scheduler": {"shift": 3.0},
@@ -90,28 +92,16 @@ def sd3(checkpoint: str | None = None, *, dtype: str = "float32", max_sequence_l
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
-    index = _read(folder / "model_index.json")
+    index = read_json(folder / "model_index.json", FOLDER)
     if (found := index.get("_class_name")) != "StableDiffusion3Pipeline":
         raise CheckpointError(f"{folder}: model_index.json is of {found!r}, 'StableDiffusion3Pipeline' is needed")
     if adapter := [name for name in ("image_encoder", "feature_extractor") if (index.get(name) or [None])[0] is not None]:
         raise CheckpointError(f"{folder}: model_index.json has {adapter[0]!r}; image prompts are not offered")
     return {
-        "scheduler": _read(folder / "scheduler" / "scheduler_config.json"),
-        "transformer": _read(folder / "transformer" / "config.json"),
-        "vae": _read(folder / "vae" / "config.json"),
+        "scheduler": read_json(folder / "scheduler" / "scheduler_config.json", FOLDER),
+        "transformer": read_json(folder / "transformer" / "config.json", FOLDER),
+        "vae": read_json(folder / "vae" / "config.json", FOLDER),
     }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist; give the folder that holds model_index.json") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: a JSON object is needed, this is a {type(found).__name__}")
-    return found
 
 
 def _schedule(config: Mapping[str, Any], where: str) -> FlowMatch:

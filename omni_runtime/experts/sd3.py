@@ -172,7 +172,8 @@ def build(options: Mapping[str, Any], device: str) -> SD3Denoiser:
         CardError: a wrong option.
         CheckpointError: the weights are missing or damaged, or their network is not built here.
     """
-    from omni_runtime.weights.diffusers_folder import FolderWeights, read_json
+    from omni_runtime.weights.diffusers_folder import FolderWeights
+    from omni_runtime.weights.json_file import read_json
 
     folder = Path(read_options(options, "sd3").checkpoint) / "transformer"
     try:

@@ -119,7 +119,7 @@ def build(options: Mapping[str, Any], device: str) -> SD3Text:
         import transformers
     except ImportError as error:
         raise MissingExtra(f"text encoders need transformers: pip install 'omni_runtime[diffusers]' ({error})") from None
-    from omni_runtime.weights.diffusers_folder import read_json
+    from omni_runtime.weights.json_file import read_json
 
     asked = read_options(options, "sd3_text")
     folder = Path(asked.checkpoint)

@@ -67,7 +67,7 @@ def build(options: Mapping[str, Any], device: str) -> SD3VAE:
         from diffusers import AutoencoderKL
     except ImportError as error:
         raise MissingExtra(f"the picture decoder needs diffusers: pip install 'omni_runtime[diffusers]' ({error})") from None
-    from omni_runtime.weights.diffusers_folder import read_json
+    from omni_runtime.weights.json_file import read_json
 
     folder = Path(read_options(options, "sd3_vae").checkpoint) / "vae"
     config = read_json(folder / "config.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from omni_runtime.errors import CheckpointError
+from omni_runtime.weights.json_file import read_json
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        CheckpointError: there is no such file, or it holds something else.
-    """
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist; give the folder that holds model_index.json") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: a JSON object is needed, this is a {type(found).__name__}")
-    return found
 
 
 class FolderWeights(Mapping[str, torch.Tensor]):
