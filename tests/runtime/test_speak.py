@@ -148,3 +148,18 @@ def test_text_of_any_length_and_punctuation_is_spoken(runtime: Runtime) -> None:
     assert sum(len(s) for s in streamed if s is not None) == spoken["one " * 100]
     with pytest.raises(RequestError, match="text of 600000 characters"):
         runtime.submit(say(), text="a" * 600_000)
+
+
+def test_side_inputs_belong_to_the_request(runtime: Runtime) -> None:
+    """Case 6: two speakers with parameters of their own, in one batch from the first frame on or staggered, sound as alone."""
+    asked = [("Bees make honey, and wax.", 0.7), ("The sea is blue and wide today.", 1.6)]
+    alone = [runtime.submit(say(), text=text, speed=speed, seed=at).result(60).audio for at, (text, speed) in enumerate(asked)]
+    for order in ((0, 1), (1, 0)):
+        for wait in (False, True):
+            handles = {}
+            for at in order:
+                handles[at] = runtime.submit(say(), text=asked[at][0], speed=asked[at][1], seed=at)
+                if wait:
+                    next(iter(handles[at]))
+            for at, handle in handles.items():
+                np.testing.assert_allclose(handle.result(60).audio, alone[at], atol=1e-5)
