@@ -158,7 +158,7 @@ TEXTS = [
 def test_streamed_text_comes_out_whole(text: str, width: int, height: int) -> None:
     recorder, sim = scene()
     terminal = Terminal(width, height)
-    console = Console(file=terminal, force_terminal=True, width=width, height=height, highlight=False)
+    console = Console(file=terminal, force_terminal=True, width=width, height=height, highlight=False, _environ={"TERM": "xterm"})
     dice = random.Random(len(text) + width)
     rest = text
     with LiveView(recorder, console, clock=lambda: sim.now, redraw=False) as view:
