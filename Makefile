@@ -43,7 +43,7 @@ types: .venv/test.stamp
 	$(PY) -m mypy .build/tree/omni_runtime
 
 fast: .venv/test.stamp
-	$(PY) -m pytest -m "not torch and not oracle and not slow and not gpu"
+	$(PY) -m pytest -m "not torch and not oracle and not slow and not gpu" --ignore=tests/experts --ignore=tests/kernels
 
 bench: .venv/test.stamp
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(PY) "$$file"; done

@@ -46,6 +46,7 @@ raise_ = lambda: 1 / 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -92,6 +93,7 @@ def test_errors_are_one_sentence(args: tuple[str, ...], words: list[str], tmp_pa
         assert word in found.stderr, found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("run",), ("fly",), ("run", "hi", "--max-tokens", "x"), ("show", "speak", "--colour")])
 def test_usage_errors(args: tuple[str, ...]) -> None:
     found = omni(*args)
