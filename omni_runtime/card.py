@@ -44,12 +44,26 @@ class Value(BaseModel):
             raise self.error(f"{type(self).__name__}: {explain(e, type(self))}") from None
 
 
+class OpCost(Value):
+    """Seconds of a batch before anything was measured: batch + unit * units + work * work + reach * reach.
+
+    Only the proportions matter: the first batch tells how fast the machine is. `work` is size times the units' weight (tokens,
+    frames, characters of a clause, cells of a latent); `reach` is size times the positions of KV that each looks back on.
+    """
+
+    batch: float = Field(default=5e-3, ge=0.0, allow_inf_nan=False)
+    unit: float = Field(default=1e-3, ge=0.0, allow_inf_nan=False)
+    work: float = Field(default=1e-4, ge=0.0, allow_inf_nan=False)
+    reach: float = Field(default=1e-8, ge=0.0, allow_inf_nan=False)
+
+
 class OpLimits(Value):
     """How much of an op fits into one batch."""
 
     units: int = Field(default=64, ge=1)
     size: int = Field(default=512, ge=1)  # summed over the units: tokens, frames, rows or calls
     chunk: int | None = Field(default=None, ge=1)  # most for one unit while anything else waits; None: as `size`
+    cost: OpCost = OpCost()  # a guess, until it is measured
 
 
 class ExpertSpec(Value):
@@ -304,6 +318,11 @@ class ModelCard(Value):
                     f"loops.{name}.branches: a unit has {loop.branches} rows, op {loop.op!r} takes {expert.ops[loop.op].size}"
                 )
         return self
+
+
+def seeds(*cards: ModelCard) -> dict[tuple[str, str], OpCost]:
+    """("card/expert", op) -> what the card guesses that a batch costs."""
+    return {key: limits.cost for key, limits in batch_limits(*cards).items()}
 
 
 def batch_limits(*cards: ModelCard) -> dict[tuple[str, str], OpLimits]:

@@ -12,6 +12,7 @@ from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
 from omni_runtime.orders import Admitted, Blocked, Dispatch, Event, Instruction
 from omni_runtime.scheduler import check as books
+from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.scheduler import Scheduler
 from omni_runtime.work import Answer, Broken, Command, End, ExecutorDown, ExecutorUp, Input, Submit
 
@@ -39,15 +40,20 @@ class Core:
     Args:
         limits: ("card/expert", op) -> what fits into one batch.
         max_runs: live runs before new ones are refused.
+        costs: prices and paces that are known; they are learned further.
         observers: are told what happens; they decide nothing, and without any nothing is gathered.
     """
 
     def __init__(
-        self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000, observers: Iterable[Observer] = ()
+        self,
+        limits: Mapping[tuple[str, str], OpLimits],
+        max_runs: int = 20_000,
+        observers: Iterable[Observer] = (),
+        costs: Costs | None = None,
     ) -> None:
         self.observers = list(observers)
         self.flow = Flow()
-        self.scheduler = Scheduler(limits, max_runs)
+        self.scheduler = Scheduler(limits, max_runs, costs)
         self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
 
     def feed(self, now: float, *inputs: Input) -> list[Command]:

@@ -13,6 +13,7 @@ from omni_runtime.core import Core, Observer
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
+from omni_runtime.scheduler.cost import Costs
 from omni_runtime.work import (
     Cancel,
     Chunk,
@@ -67,7 +68,7 @@ class Simulation:
 
     Args:
         executors: that are up from the start.
-        max_runs, observers: see `Core`.
+        max_runs, observers, costs: see `Core`.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Simulation:
         cards: tuple[ModelCard, ...],
         max_runs: int = 20_000,
         observers: Iterable[Observer] = (),
+        costs: Costs | None = None,
     ) -> None:
-        self.core = Core(batch_limits(*cards), max_runs, observers)
+        self.core = Core(batch_limits(*cards), max_runs, observers, costs)
         self.now = 0.0
         self.executors: dict[str, SimulatedExecutor] = {}
         self.mail: dict[str, deque[Message]] = {}

@@ -67,6 +67,7 @@ class WorkUnit(Struct, frozen=True):
     cached: int = 0  # positions this loop holds in its expert's KV pool before the step
     at: int = 0  # absolute progress of the loop, to tell whether one unit is past another
     chain: tuple[bytes, ...] = ()  # digests of the text that the first unit begins with, if its KV may be another loop's
+    weight: float = 1.0  # of one of its size, as a cost: characters of a clause, cells of a latent
 
 
 class Wait(Struct, frozen=True):

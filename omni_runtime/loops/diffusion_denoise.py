@@ -17,7 +17,7 @@ from omni_runtime.work import DenoiseStep, Done, Draw, Push, StepResult, Summary
 class DenoiseState:
     """Where a trajectory stands."""
 
-    __slots__ = ("branches", "ctx", "draw", "every", "kind", "levels", "previews", "size", "step", "steps")
+    __slots__ = ("branches", "cells", "ctx", "draw", "every", "kind", "levels", "previews", "size", "step", "steps")
 
     def __init__(self, ctx: Context) -> None:
         spec, params = ctx.spec, ctx.params
@@ -26,6 +26,7 @@ class DenoiseState:
         self.step = 0
         self.size: tuple[int, int, int] = spec.raster.latent(params.width, params.height)
         _, rows, columns = self.size
+        self.cells = float(rows * columns)
         self.levels = levels(spec.schedule, self.steps, (rows // spec.raster.patch) * (columns // spec.raster.patch))
         self.branches: int = spec.branches if params.guidance_scale > 1.0 else 1
         self.kind = ctx.kind(self.size)
@@ -51,7 +52,7 @@ class DenoiseLoop(Fixed):
     def next(self, s: DenoiseState) -> WorkUnit | Wait | Done:
         if s.step == s.steps:
             return DONE
-        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, s.branches, s.branches, 0, s.step)
+        return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, s.branches, s.branches, 0, s.step, weight=s.cells)
 
     def bind(self, s: DenoiseState, size: int, reused: int = 0) -> DenoiseStep:
         sigma = s.levels[s.step]

@@ -8,7 +8,7 @@ from typing import Any
 from omni_runtime.channel import Reader
 from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.loops.clauses import clause_end
-from omni_runtime.loops.items import checked
+from omni_runtime.loops.items import checked, weight
 from omni_runtime.work import CallStep, Done, Push, StepResult, Summary, Wait, WorkUnit
 
 
@@ -44,7 +44,8 @@ class EachLoop(Fixed):
         else:
             ready = s.reader.available > 0
         if ready:
-            return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, 1, 0, s.calls)
+            heavy = weight(s.ctx.readers, {s.slot: 1}) if s.cut is None else float(s.cut - s.offset)
+            return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, 1, 0, s.calls, weight=heavy)
         return DONE if s.reader.ended else Wait(s.slot)
 
     @staticmethod

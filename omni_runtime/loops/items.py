@@ -1,12 +1,33 @@
-"""Whether what a call gave is what its port promises."""
+"""What a call works through, and whether what it gave is what its port promises."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from omni_runtime.channel import Reader
 from omni_runtime.errors import ResultError
+from omni_runtime.work import TensorRef
+
+
+def weight(readers: Mapping[str, Reader], at: Mapping[str, int | None] = {}) -> float:
+    """What a call has to work through, as a cost: characters of texts and conversations, elements of tensors, other items as one
+    each. `at` says how many items of a reader the call takes; all by default."""
+    found = 0.0
+    for name, reader in readers.items():
+        for item in reader.peek(at.get(name)):
+            if isinstance(item, str):
+                found += len(item)
+            elif isinstance(item, TensorRef):
+                found += prod(item.shape)
+            elif isinstance(item, list | tuple):
+                found += sum(len(str(turn.get("content", ""))) if isinstance(turn, Mapping) else 1 for turn in item)
+            else:
+                found += 1
+    return max(1.0, found)
 
 
 def checked(port: str, kind: str, items: Any) -> Any:

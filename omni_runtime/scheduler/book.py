@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_runtime.orders import Claim, Submitted
+from omni_runtime.scheduler.cost import OpModel
 from omni_runtime.scheduler.ledger import Ledger
 from omni_runtime.scheduler.rank import seniority
 from omni_runtime.work import ExecutorUp, WorkUnit
@@ -15,7 +16,7 @@ Group = tuple[str, str, tuple[Any, ...]]  # expert, op, batch key
 class Offer:
     """What a loop offers now. One object for the life of the loop; heaps hold (due, seq, offer) and `seq` dates an entry."""
 
-    __slots__ = ("chain", "cover", "due", "held", "home", "live", "ran", "run", "sent", "seq", "size", "unit")
+    __slots__ = ("chain", "copied", "cost", "cover", "due", "held", "home", "live", "ran", "run", "sent", "seq", "size", "unit")
 
     def __init__(self, run: RunBook, unit: WorkUnit) -> None:
         self.run = run
@@ -25,6 +26,8 @@ class Offer:
         self.live = False  # waits to be picked
         self.ran = False  # the executor may keep state of it
         self.size = 0  # granted to the unit in flight
+        self.copied = 0  # of them, positions that are copied and not computed
+        self.cost = 0.0  # seconds that it adds to its batch, as predicted
         self.chain = unit.chain  # digests of the text that it begins with
         self.home: str | None = None  # executor, once its expert is placed
         self.held = 0  # blocks
@@ -38,7 +41,20 @@ class Offer:
 class RunBook:
     """What the scheduler knows of a run."""
 
-    __slots__ = ("admitted", "claims", "closing", "doomed", "flying", "homes", "id", "offers", "since", "solo", "together")
+    __slots__ = (
+        "admitted",
+        "claims",
+        "closing",
+        "doomed",
+        "flying",
+        "homes",
+        "id",
+        "offers",
+        "seconds",
+        "since",
+        "solo",
+        "together",
+    )
 
     def __init__(self, event: Submitted) -> None:
         self.id = event.run
@@ -52,12 +68,42 @@ class RunBook:
         self.admitted = False
         self.doomed = False  # it was told to fail; that it is closed has not come yet
         self.closing = False
+        self.seconds = 0.0  # of devices, its share of every batch that it was in
+
+
+class Bill:
+    """What a batch in flight is predicted to take, and from what."""
+
+    __slots__ = ("alone", "model", "reach", "sent", "total", "units", "work")
+
+    def __init__(self, model: OpModel, picked: list[Offer], now: float, alone: bool) -> None:
+        work = reach = total = 0.0
+        speed = model.speed
+        fixed, each, heavy, far = model.theta
+        each, heavy, far = each + fixed / len(picked), heavy * speed, far * speed
+        each *= speed
+        for offer in picked:
+            unit = offer.unit
+            size = offer.size - offer.copied
+            mine = size * unit.weight
+            work += mine
+            cost = each + heavy * mine
+            if unit.kind.block:
+                seen = size * (unit.cached + size)
+                reach += seen
+                cost += far * seen
+            offer.cost = cost
+            total += cost
+        self.model, self.units, self.work, self.reach = model, len(picked), work, reach
+        self.total = max(total, 1e-9)
+        self.sent = now
+        self.alone = alone  # nothing else was in its executor's mailbox
 
 
 class ExecBook:
     """What the scheduler knows of an executor."""
 
-    __slots__ = ("experts", "flying", "groups", "ledgers", "name", "pinned", "reuse", "slots")
+    __slots__ = ("bills", "experts", "flying", "groups", "ledgers", "name", "pinned", "reuse", "slots")
 
     def __init__(self, up: ExecutorUp) -> None:
         self.name = up.executor
@@ -68,4 +114,5 @@ class ExecBook:
         self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}
         self.flying: dict[int, list[Offer]] = {}
         self.groups: dict[int, Group] = {}  # batch in flight -> its group
+        self.bills: dict[int, Bill] = {}
         self.pinned = 0  # experts of live runs that are placed here

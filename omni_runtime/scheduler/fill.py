@@ -111,7 +111,7 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool) -> 
         blocks: tuple[int, ...] = ()
         if offer.sent < offer.held:
             blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])
-        offer.size = size
+        offer.size, offer.copied = size, found.length if found is not None else 0
         made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks, found))
     return made
 

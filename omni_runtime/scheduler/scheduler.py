@@ -24,7 +24,8 @@ from omni_runtime.orders import (
     Withdrawn,
 )
 from omni_runtime.scheduler.admit import Admission, hosts, place
-from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
+from omni_runtime.scheduler.book import Bill, ExecBook, Offer, RunBook
+from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.fill import Queues, grants, pick
 from omni_runtime.work import ExecutorDown, ExecutorUp
 
@@ -35,10 +36,13 @@ class Scheduler:
     Args:
         limits: (expert, op) -> what fits into one batch.
         max_runs: live runs before new ones are refused as overload.
+        costs: what is known of prices and paces; it goes on learning.
     """
 
-    def __init__(self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000) -> None:
+    def __init__(self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000, costs: Costs | None = None) -> None:
         self.limits = dict(limits)
+        self.costs = costs or Costs({key: op.cost for key, op in limits.items()})
+        self.now = 0.0
         self.max_runs = max_runs
         self.runs: dict[int, RunBook] = {}
         self.executors: dict[str, ExecBook] = {}
@@ -51,6 +55,7 @@ class Scheduler:
     def handle(self, now: float, events: Iterable[Event]) -> list[Instruction]:
         """Applies all events, then admits, then plans once: planning after each would make batches of one."""
         out: list[Instruction] = []
+        self.now = now
         for event in events:
             HANDLERS[type(event)](self, event, out)
         if self.admission.changed:
@@ -136,9 +141,17 @@ class Scheduler:
 
     def _batch_done(self, event: BatchDone, out: list[Instruction]) -> None:
         ex = self.where[event.batch]
+        bill = ex.bills[event.batch]
+        seconds = event.seconds
+        if seconds > 0.0:
+            bill.model.learn(bill.units, bill.work, bill.reach, seconds)
+            if bill.alone:
+                self.costs.between(max(0.0, self.now - bill.sent - seconds))
+        part = seconds / bill.total
         for offer in self._return(event.batch):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
+            run.seconds += offer.cost * part
             if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
@@ -208,7 +221,9 @@ class Scheduler:
         alone = limits.chunk is None or (
             len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex.name, {0: group}) is None)
         )
-        out.append(Dispatch(batch, ex.name, group[0], group[1], grants(ex, picked, limits, alone)))
+        granted = grants(ex, picked, limits, alone)
+        ex.bills[batch] = Bill(self.costs.model(group[0], group[1]), picked, self.now, len(ex.flying) == 1)
+        out.append(Dispatch(batch, ex.name, group[0], group[1], granted))
         return True
 
     # -- Books
@@ -216,7 +231,7 @@ class Scheduler:
     def _return(self, batch: int) -> list[Offer]:
         ex = self.where.pop(batch)
         members = ex.flying.pop(batch)
-        del ex.groups[batch]
+        del ex.groups[batch], ex.bills[batch]
         for offer in members:
             del offer.run.flying[offer.unit.loop]
         return members

@@ -1,0 +1,75 @@
+"""How the loops of a program advance against each other, learned from the requests that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KEPT = 64  # recent weights
+
+
+class Pace:
+    """One node of a program. Means are over requests, and forget."""
+
+    __slots__ = ("gap", "items", "next", "reach", "runs", "second", "size", "units", "weights", "work")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.units = 1.0  # of a request
+        self.size = 1.0  # of a unit
+        self.work = 1.0  # of a unit: size times weight
+        self.reach = 0.0  # of a unit
+        self.next = 1.0  # units for one unit of the loop that reads it
+        self.second = 0.0  # units for a second of the sound that it leads to
+        self.gap = 1.0  # most units from one piece of that sound to the next, forgotten slowly
+        self.items: dict[str, float] = {}  # given for a unit of work, by port
+        self.weights: list[float] = []  # of recent units, the newest last; only where units differ in weight
+
+    def learn(self, **found: float) -> None:
+        """Means of a request that ended as it should."""
+        self.runs += 1
+        rate = max(0.05, 1.0 / self.runs)
+        for name, value in found.items():
+            setattr(self, name, getattr(self, name) + rate * (value - getattr(self, name)))
+
+    def learn_items(self, found: Mapping[str, float]) -> None:
+        rate = max(0.05, 1.0 / max(1, self.runs))
+        for port, value in found.items():
+            old = self.items.get(port, value)
+            self.items[port] = old + rate * (value - old)
+
+    def weigh(self, weight: float) -> None:
+        self.weights.append(weight)
+        if len(self.weights) > KEPT:
+            del self.weights[0]
+
+    def waited(self, units: int) -> None:
+        """So many units passed between two pieces of sound."""
+        self.gap = float(units) if units > self.gap else self.gap * 0.999 + units * 0.001
+
+    def save(self) -> dict[str, Any]:
+        """All of it as plain numbers."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def load(cls, saved: Mapping[str, Any]) -> Pace:
+        """
+        Raises:
+            ValueError: something is missing, unknown, or no number.
+        """
+        pace = cls()
+        if odd := set(saved) ^ set(cls.__slots__):
+            raise ValueError(f"{min(odd)} is {'unknown' if min(odd) in saved else 'missing'}")
+        for name in cls.__slots__:
+            value = saved[name]
+            numbers = value if name == "weights" else value.values() if name == "items" and isinstance(value, dict) else [value]
+            if not isinstance(value, type(getattr(pace, name))) and not (isinstance(value, int) and name != "runs"):
+                raise ValueError(f"{name}: {value!r} is of the wrong kind")
+            if not all(isinstance(x, int | float) and 0 <= x < float("inf") for x in numbers):
+                raise ValueError(f"{name}: numbers from 0 on are needed, not {value!r}")
+            setattr(
+                pace,
+                name,
+                list(value) if name == "weights" else dict(value) if name == "items" else type(getattr(pace, name))(value),
+            )
+        return pace
