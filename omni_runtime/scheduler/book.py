@@ -144,6 +144,7 @@ class ExecBook:
     __slots__ = (
         "bills",
         "clock",
+        "even",
         "experts",
         "flying",
         "groups",
@@ -161,7 +162,8 @@ class ExecBook:
         self.slots = up.slots
         self.reuse = up.reuse
         self.shares: dict[Tenant, float] = {}  # virtual time: predicted device-seconds over weight
-        self.clock = 0.0  # virtual time of the tenant that was served last
+        self.clock = 0.0  # virtual time of the unit that was served last, before it was charged
+        self.even = 0.0  # where everybody would be if what was done had been shared evenly
         self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}  # without a pool: of nothing
         self.flying: dict[int, list[Offer]] = {}
         self.groups: dict[int, Group] = {}  # batch in flight -> its group
