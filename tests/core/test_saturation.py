@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omni_runtime.card import OpCost
-from omni_runtime.orders import Event
+from omni_runtime.orders import Closed, Event
+from omni_runtime.scheduler.goal import Listener
 from omni_runtime.scheduler.rank import LAG, PATIENCE
 
 DRAWN = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -182,3 +183,99 @@ def test_what_nobody_else_wanted_is_not_held_against_anybody(stays: bool) -> Non
     for _ in range(40):
         house.feed(*house.done(0.01))
     assert abs(house.spent["c"] - (house.spent["b"] - had)) <= 2 * (SEED.batch + 8 * price(1))
+
+
+@given(st.data())
+@DRAWN
+def test_every_unit_runs_within_a_number_of_rounds(data: st.DataObject) -> None:
+    """Whatever deadlines, priorities and promises are about: LAG seconds after its due nothing new passes a unit. From there on
+    it waits for no more batches than units are before it (each takes one of them at least), times the slots; in one group that
+    nobody was promised anything in, for that many divided by the places.
+
+    The due is PATIENCE after the unit was ready, at most. So: batches of PATIENCE + LAG seconds, and one for each live loop.
+    """
+    draw = data.draw
+    slots = draw(st.integers(1, 2))
+    ops = draw(st.sampled_from(({"fast": (4, 64)}, {"fast": (4, 64), "slow": (1, 64)})))
+    house = House(ops, slots=slots)
+    dry = Listener(8000, -100.0, promised=True)
+    dry.started = True
+    kinds = st.tuples(st.sampled_from(sorted(ops)), DUES, st.booleans())
+    callers = draw(st.lists(kinds, min_size=2, max_size=24))
+    promised = draw(st.booleans())
+    house.feed(
+        *itertools.chain(
+            *(house.come("", op, due=after(due), promised=(dry,) if promised and mine else ()) for op, due, mine in callers)
+        )
+    )
+    bounds: dict[int, tuple[float, int]] = {}  # run -> since when it waits, and the last batch that it may be in
+    seconds = draw(st.sampled_from((0.3, 0.9, 2.0)))
+    for _ in range(120):
+        house.feed(*house.done(seconds))
+        waiting = house.waiting()
+        for caller in waiting:
+            if house.now < caller.dated + LAG or bounds.get(caller.run, (None, 0))[0] == caller.ready:
+                continue
+            before = sum(other.dated <= caller.dated for other in waiting)  # with itself
+            rounds = slots * before if promised or len(ops) > 1 else slots * -(-before // 4)
+            bounds[caller.run] = (caller.ready, len(house.batches) + rounds)
+        for caller in waiting:
+            if (found := bounds.get(caller.run)) is not None and found[0] == caller.ready:
+                assert len(house.batches) < found[1], f"{caller.ready} {caller.dated}: in batch {found[1]} at the latest"
+
+
+@pytest.mark.parametrize("op", ["fast", "slow"])
+@pytest.mark.parametrize("promised", [False, True])
+def test_deadlines_that_have_passed_starve_nobody(op: str, promised: bool) -> None:
+    """Twelve with deadlines long ago, for ever, and one of low priority without: it waits for its patience and LAG, and is then
+    in the next batch. (The first time: all that came with it are as urgent as can be.)"""
+    house = House({"fast": (4, 64), "slow": (1, 64)})
+    dry = Listener(8000, -100.0, promised=True)
+    dry.started = True
+    flood = [house.come("", "fast", due=after(-LAG), promised=(dry,) if promised else ()) for _ in range(12)]
+    house.feed(*itertools.chain(*flood), *house.come("", op, due=after(PATIENCE[2]), units=4))
+    waits, last = [], house.callers[13]
+    while last.run in house.scheduler.runs:
+        ready = last.ready
+        house.feed(*house.done(0.5))
+        if ready is not None and last.ready != ready:
+            waits.append(house.now - ready)
+        assert last.ready is None or house.now - last.ready <= PATIENCE[2] + LAG + 2 * 0.5, "starves"
+    assert len(waits) == 4
+    assert min(waits) >= LAG, f"deadlines mean nothing: {waits}"
+
+
+@given(st.data())
+@DRAWN
+def test_accounts_hold_every_second(data: st.DataObject) -> None:
+    """Whatever batches really take, and though callers leave in the middle of one: what tenants and runs were charged is what was
+    measured."""
+    r = data.draw(st.randoms(use_true_random=False))
+    house = House({"fast": (4, 16), "slow": (1, 8)}, {"a": 1.0, "b": 3.0})
+    for _ in range(12):
+        units = r.choice((1, 3, None))
+        house.feed(*house.come(r.choice("ab"), r.choice(("fast", "slow")), 1, r.randint(1, 9), after(0.0), units))
+    total = 0.0
+    for _ in range(60):
+        if house.flying:
+            measured = r.uniform(0.0, 0.1)
+            total += measured
+            leaves = {c.run for c in house.callers.values() if r.random() < 0.02}
+            open_ = house.scheduler.runs
+            house.feed(*(Closed(run) for run in sorted(leaves) if run in open_ and not open_[run].closing))
+            house.feed(*house.done(measured, measured, again=lambda caller, gone=leaves: caller.run not in gone))
+    accounts = house.scheduler.accounts()
+    assert sum(account["seconds"] for account in accounts.values()) == pytest.approx(total, abs=1e-9)
+    assert sum(map(house.scheduler.spent, house.callers)) == pytest.approx(total, abs=1e-9)
+
+
+@pytest.mark.parametrize(("weights", "part"), [({"a": 1.0, "b": 1.0}, 0.5), ({"a": 3.0, "b": 1.0}, 0.75)])
+def test_a_budget_is_shared_among_tenants_first(weights: dict[str, float], part: float) -> None:
+    """One prompt of one tenant beside ten of another has half of what decodes leave, or what its weight says."""
+    house = House({"op": (16, 111)}, weights)
+    house.feed(*house.come("a", hi=1000), *itertools.chain(*(house.come("b", hi=1000) for _ in range(10))))
+    house.feed(*house.done(0.01))
+    (sizes,) = [{grant.run: grant.size for grant in house.batches[1].grants}]
+    assert sizes[1] == 1 + int(100 * part)
+    assert sum(sizes.values()) == 111
+    assert max(size for run, size in sizes.items() if run > 1) - min(size for run, size in sizes.items() if run > 1) <= 1
