@@ -59,7 +59,7 @@ class Offer:
 class Tenant:
     """Whose requests they are."""
 
-    __slots__ = ("admitted", "alive", "name", "requests", "seconds", "weight")
+    __slots__ = ("admitted", "alive", "name", "requests", "seconds", "turn", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
@@ -68,6 +68,7 @@ class Tenant:
         self.admitted = 0  # of them, those that hold memory
         self.requests = 0  # that ever came
         self.seconds = 0.0  # of devices, as measured
+        self.turn = 0.0  # when it is its turn at the door: admissions over weight
 
 
 class RunBook:
