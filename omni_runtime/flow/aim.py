@@ -81,7 +81,9 @@ def learn(run: Run, costs: Costs) -> None:
     for listener in run.listeners.values():
         if listener.made > 0.0:
             for leg in listener.legs:
-                read = max((reader.node.units for reader in leg.readers), default=leg.node.units)  # who is heard himself leads to 1
+                read = max(
+                    (reader.node.units for reader in leg.readers), default=leg.node.units
+                )  # who is heard himself leads to 1
                 seconds[id(leg.node)] = (listener.made, read)
     for node in run.nodes.values():
         units = node.units
