@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,17 +23,20 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from _load import Outcome, Request, Served, differing, requests, silence
-from msgspec import Struct, field
+from _load import HEADER, Outcome, Request, Served, differing, requests, row, silence
+from msgspec import Struct
 from omni_runtime.programs.speak import speak
 
 from omni_runtime import Handle, Runtime
 from omni_runtime.errors import OmniError, Overloaded
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.simulate.replay import Replay
+from omni_runtime.simulate.workload import Arrival
 from omni_runtime.work import Answer, RunBatch
 
 OURS = "deadline"
-POLICIES = (OURS, "stages", "requests", "first_come")
-PEERS = ("stages", "requests")  # first_come has our steps, so it shows what the order alone is worth
+PEERS = ("stages", "requests")
+OTHERS = (*PEERS, "first_come")  # the last has our steps, so it shows what the order alone is worth
 PROGRAM = speak()
 LOOK = 0.05  # seconds from one look at the queue of promises to the next
 
@@ -62,12 +67,13 @@ class Meter:
 
 
 class Measured(Struct):
-    """A run and what its executors did."""
+    """A run, the seconds in which its requests came, and what its executors did."""
 
     name: str
     policy: str
     outcome: Outcome
-    ops: dict[tuple[str, str], OpUse] = field(default_factory=dict)
+    span: float
+    ops: dict[tuple[str, str], OpUse]
 
 
 class Client:
@@ -134,12 +140,12 @@ def _note(handle: Handle, served: Served, due: float, now: float) -> None:
         return
     times = result.timings
     served.state, served.total, served.ended, served.text = "done", late + times.total, now + times.total, result.text
+    served.prompt_tokens = result.usage["think"]["prompt_tokens"]
     served.first_token = late + times.first["text"]
     if chunks := times.chunks.get("audio"):
         rate = result.sample_rates["audio"]
         served.first_sound = late + chunks[0][0]
-        served.samples = sum(samples for _, samples in chunks)
-        served.sound, served.silence = served.samples / rate, silence(chunks, rate)
+        served.sound, served.silence = sum(samples for _, samples in chunks) / rate, silence(chunks, rate)
 
 
 class Bench:
@@ -151,7 +157,8 @@ class Bench:
         self.runs: list[Measured] = []
         self.cut: list[str] = []
         self.yards: list[float] = []
-        self.meters = {policy: Meter() for policy in args.policies}
+        self.fitted: dict[str, Any] | None = None  # what ours had learned after its run at 80 %
+        self.meters = {policy: Meter() for policy in (OURS, *args.against)}
         self.runtimes: dict[str, Runtime] = {}
         for policy, meter in self.meters.items():
             self.runtimes[policy] = stack.enter_context(
@@ -159,34 +166,54 @@ class Bench:
             )
             Client(self.runtimes[policy], None).play(requests(4, 0), 0.0)  # warm, and everybody has seen every op
 
-    def run(self, name: str, policy: str, asked: list[Request], rate: float, guarantee: str | None = None) -> Measured | None:
+    def run(
+        self, name: str, policy: str, asked: list[Request], rate: float = 0.0, guarantee: str | None = None
+    ) -> Outcome | None:
         """A load at so many requests a second; 0 is all at once. None if the time does not suffice any more."""
-        expected = len(asked) / min(rate or 9.0, self.throughput(policy) or 9.0) + 10.0
+        expected = len(asked) / min(rate or 9.0, self.throughput(policy) or 2.0) + 8.0 * (rate > 0)
         spent = time.monotonic() - self.start
         if spent + expected > self.args.budget:
-            print(f"cut: {name} of {policy}, {expected:.0f} s after {spent:.0f} of {self.args.budget:.0f} s", flush=True)
+            print(f"cut: {name} {policy}, about {expected:.0f} s after {spent:.0f} of {self.args.budget:.0f} s", flush=True)
             self.cut.append(f"{name} {policy}")
             return None
-        self.yards.append(yardstick())
+        yard = yardstick()
+        self.yards.append(yard)
         meter, runtime = self.meters[policy], self.runtimes[policy]
         meter.ops = {}
-        outcome = Client(runtime, guarantee).play(asked, len(asked) / rate if rate else 0.0)
+        span = len(asked) / rate if rate else 0.0
+        outcome = Client(runtime, guarantee).play(asked, span)
         late = time.monotonic() + 5.0
         while not runtime.idle:
-            assert time.monotonic() < late, f"{name} of {policy}: all have ended, and the books are open"
+            assert time.monotonic() < late, f"{name} {policy}: all have ended, and the books are open"
             time.sleep(0.01)
-        found = Measured(name, policy, outcome, meter.ops)
-        self.runs.append(found)
-        _tell(found, self.yards[-1])
-        return found
+        self.runs.append(Measured(name, policy, outcome, span, meter.ops))
+        print(row(name, policy, outcome))
+        print(f"{'':<23} yardstick {yard * 1e3:.0f} ms; {_told(meter.ops, outcome.wall)}", flush=True)
+        return outcome
 
-    def of(self, name: str, policy: str) -> list[Outcome]:
-        return [run.outcome for run in self.runs if (run.name, run.policy) == (name, policy)]
+    def of(self, name: str, policy: str) -> Measured | None:
+        return next((run for run in self.runs if (run.name, run.policy) == (name, policy)), None)
 
     def throughput(self, policy: str) -> float:
-        """At saturation, over all rounds."""
-        found = self.of("saturation", policy)
-        return sum(len(o.done) for o in found) / sum(o.wall for o in found) if found else 0.0
+        """At saturation; 0 if that is not known."""
+        run = self.of("saturation", policy)
+        return run.outcome.throughput if run is not None else 0.0
+
+    def rounds(self) -> Iterator[tuple[Outcome, list[float]]]:
+        """Of each round of saturation: ours, and the throughput of each of the others."""
+        for name in ("saturation", "saturation B"):
+            others = [run.outcome.throughput for run in self.runs if run.name == name and run.policy != OURS]
+            if (ours := self.of(name, OURS)) is not None and others:
+                yield ours.outcome, others
+
+
+def _told(ops: dict[tuple[str, str], OpUse], wall: float) -> str:
+    busy = sum(use.seconds for use in ops.values())
+    each = [
+        f"{expert.split('/')[1]} {use.seconds:.1f} s in {use.batches} batches of {use.units / use.batches:.1f}"
+        for (expert, _), use in sorted(ops.items(), key=lambda kv: -kv[1].seconds)
+    ]
+    return f"executors busy {busy / wall:.3f} of the time: {', '.join(each)}"
 
 
 def yardstick() -> float:
@@ -199,89 +226,119 @@ def yardstick() -> float:
     return time.perf_counter() - start
 
 
-def _tell(run: Measured, yard: float) -> None:
-    numbers = run.outcome.numbers()
-    print(
-        f"{run.name:<12} {run.policy:<10} {numbers['requests']:>4.0f} in {numbers['wall_s']:6.1f} s, {numbers['throughput']:5.3f}/s"
-        f" | first sound {numbers['first_sound_p50_s']:6.2f} {numbers['first_sound_p90_s']:6.2f} {numbers['first_sound_p99_s']:6.2f}"
-        f" | first token {numbers['first_token_p50_s']:5.2f} {numbers['first_token_p90_s']:5.2f} {numbers['first_token_p99_s']:5.2f}"
-        f" | total {numbers['total_p50_s']:6.2f} {numbers['total_p90_s']:6.2f} {numbers['total_p99_s']:6.2f}"
-        f" | silence {numbers['silence']:.4f}, {numbers['gaps']:.0f} with gaps, good {numbers['goodput']:.3f}/s"
-        f" | refused {numbers['refused']:.0f}, waited {numbers['waited']:.0f} for {numbers['waited_mean_s']:.1f} s"
-        f" (told {numbers['wait_error_s']:.1f} off) | yardstick {yard * 1e3:.0f} ms"
-    )
-    busy = sum(use.seconds for use in run.ops.values())
-    ops = [
-        f"{expert.split('/')[1]} {use.seconds:.1f} s in {use.batches} of {use.units / use.batches:.1f}"
-        for (expert, _), use in sorted(run.ops.items(), key=lambda kv: -kv[1].seconds)
-    ]
-    print(f"{'':<23} executors {busy:.1f} s of {numbers['wall_s']:.1f}: {', '.join(ops)}", flush=True)
-
-
 def measure(bench: Bench) -> dict[str, float]:
     """The plan, in the order of what is needed first. Returns what goes into the JSON."""
     args = bench.args
     seen, fresh = requests(args.requests, args.seed), requests(args.requests, args.seed + 1)
-    for policies in _rounds(args):
-        for policy in policies:
-            bench.run("saturation", policy, requests(args.saturation, args.seed), 0.0)
-    rates = {policy: bench.throughput(policy) for policy in args.policies}
+    policies = (OURS, *args.against)
+    for policy in policies:
+        bench.run("saturation", policy, seen[: args.saturation])
+    rates = {policy: bench.throughput(policy) for policy in policies}
     capacity = max(rates.values())
     found = {"capacity": capacity, **{f"throughput_{policy}": rate for policy, rate in rates.items()}}
-    others = [rate for policy, rate in rates.items() if policy != OURS]
-    if others and OURS in rates:
-        found["throughput_ratio_sat"] = rates[OURS] / max(others)
-    first = {}
-    for policy in (*(p for p in args.policies if p != "first_come"), "95", "first_come"):
-        if policy == "95":
-            found |= _promises(bench, fresh, 0.95 * capacity)
-        elif policy in args.policies and (run := bench.run("80 %", policy, seen, 0.8 * capacity)) is not None:
-            first[policy] = run.outcome.numbers()["first_sound_p90_s"]
-    if OURS in first and all(peer in first for peer in PEERS):
+    first: dict[str, float] = {}
+
+    def at_80(*policies: str) -> None:
+        for policy in policies:
+            if (run := bench.run("80 %", policy, seen, 0.8 * capacity)) is not None:
+                first[policy] = run.numbers()["first_sound_p90_s"]
+
+    at_80(OURS)
+    bench.fitted = bench.runtimes[OURS].costs().save()
+    at_80(*(peer for peer in PEERS if peer in args.against))
+    found |= promises(bench, fresh, 0.95 * capacity)
+    at_80(*(other for other in args.against if other not in PEERS))
+    best = max(args.against, key=rates.__getitem__)
+    for policy in (best, OURS):  # the other way round, so that a machine that slows down steadily hurts both alike
+        bench.run("saturation B", policy, fresh[: args.saturation])
+    ratios = [ours.throughput / max(theirs) for ours, theirs in bench.rounds()]
+    if ratios:
+        found["throughput_ratio_sat"] = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+    found |= {f"throughput_ratio_sat_{at}": ratio for at, ratio in enumerate(ratios, 1)}
+    if {OURS, *PEERS} <= set(first):
         found["p90_first_sound_ratio_80"] = first[OURS] / min(first[peer] for peer in PEERS)
-    if OURS in first and "first_come" in first:
+    if {OURS, "first_come"} <= set(first):
         found["p90_first_sound_ratio_80_first_come"] = first[OURS] / first["first_come"]
-    return found
+    return found | simulated(bench)
 
 
-def _rounds(args: argparse.Namespace) -> Iterator[Sequence[str]]:
-    """There and back again, so that a machine that slows down steadily slows everybody alike."""
-    for at in range(args.rounds):
-        yield args.policies if at % 2 == 0 else args.policies[::-1]
-
-
-def _promises(bench: Bench, asked: list[Request], rate: float) -> dict[str, float]:
+def promises(bench: Bench, asked: list[Request], rate: float) -> dict[str, float]:
+    """At 95 % with and without the promise."""
     found: dict[str, float] = {}
-    if OURS not in bench.args.policies:
-        return found
     kept = bench.run("95 % kept", OURS, asked, rate, guarantee="no-underrun")
     free = bench.run("95 % free", OURS, asked, rate)
     if kept is not None:
-        a = kept.outcome
-        found |= {"underrun_fraction_95": a.silent, "admitted_fraction_95": a.admitted, "wait_error_95_s": a.off}
-        if free is not None:
-            b = free.outcome
-            found["goodput_ratio_95"] = a.goodput / b.throughput  # only ours must be free of gaps
-            found["goodput_ratio_95_good"] = a.goodput / b.goodput if b.goodput else float("inf")
-            found["completed_ratio_95"] = a.throughput / b.throughput
-            found["underrun_fraction_95_free"] = b.silent
+        found |= {"underrun_fraction_95": kept.silent, "admitted_fraction_95": kept.admitted, "wait_error_95_s": kept.off}
+    if kept is not None and free is not None:
+        found |= {
+            "goodput_ratio_95": kept.goodput / free.throughput,  # only ours must be free of gaps
+            "goodput_ratio_95_good": kept.goodput / max(free.goodput, 1e-9),
+            "completed_ratio_95": kept.throughput / free.throughput,
+            "underrun_fraction_95_free": free.silent,
+        }
     return found
+
+
+def simulated(bench: Bench) -> dict[str, float]:
+    """How far off the simulation is, fitted after our run at 80 %, on the requests that it has not seen."""
+    errors: dict[str, list[float]] = {"throughput": [], "first_sound_p50": [], "total_p50": []}
+    for name in ("95 % free", "saturation B"):
+        run = bench.of(name, OURS)
+        if run is None or bench.fitted is None:
+            continue
+        costs = Costs()
+        costs.load(bench.fitted)
+        told = simulate(costs, run.outcome, run.span)
+        print(f"{row(name, 'simulated', told)}", flush=True)
+        said, came = told.numbers(), run.outcome.numbers()
+        errors["throughput"].append(abs(said["throughput"] / came["throughput"] - 1.0))
+        errors["total_p50"].append(abs(said["total_p50_s"] / came["total_p50_s"] - 1.0))
+        errors["first_sound_p50"].append(abs(said["first_sound_p50_s"] / came["first_sound_p50_s"] - 1.0))
+    found = {f"sim_error_{name}": max(values) for name, values in errors.items() if values}
+    if "sim_error_first_sound_p50" in found:
+        found["sim_error_p50"] = max(found["sim_error_first_sound_p50"], found["sim_error_total_p50"])
+    return found
+
+
+def simulate(costs: Costs, real: Outcome, span: float) -> Outcome:
+    """The same requests on no device: told when they come, what they ask for, and how many tokens go in and come out."""
+    arrivals = [
+        Arrival(
+            at=request.at * span,
+            program="speak",
+            outputs=("text", "audio") if request.speaks else ("text",),
+            characters=len(request.question),
+            prompt_tokens=served.prompt_tokens or None,
+            tokens=request.tokens,
+        )
+        for request, served in zip(real.asked, real.served, strict=True)
+    ]
+    heard = Replay(list(PROGRAM.cards.values()), costs, policy=OURS).play(arrivals)
+    served = []
+    for arrival, h in zip(arrivals, heard, strict=True):
+        one = Served("done" if h.reason == "done" else "failed", ended=h.ended or arrival.at)
+        one.total = one.ended - arrival.at
+        one.first_token = None if h.first_token is None else h.first_token - arrival.at
+        one.first_sound = None if h.first_sound is None else h.first_sound - arrival.at
+        one.sound, one.silence = h.sound, h.silence
+        served.append(one)
+    return Outcome(real.asked, served, max(s.ended for s in served) - arrivals[0].at)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quick", action="store_true", help="few requests, to see that it runs; the figures mean little")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--against", nargs="+", choices=OTHERS, default=OTHERS)
     parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--saturation", type=int, default=50, help="requests of a round of saturation")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of saturation")
+    parser.add_argument("--saturation", type=int, default=100, help="requests that come at once; at most --requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget", type=float, default=890.0, help="seconds; a run that would pass them is cut, and said to be")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     if args.quick:
-        args.requests, args.saturation, args.rounds = 12, 12, 1
+        args.requests = args.saturation = 12
+    print(HEADER)
     with ExitStack() as stack:
         bench = Bench(args, stack)
         found = measure(bench)
@@ -293,7 +350,7 @@ def main() -> None:
         print(f"{name:<40} {value:.4f}")
     if args.json:
         numbers = found | {
-            "requests": args.requests, "saturation_requests": args.saturation * args.rounds, "wall_s": wall, "cut_runs": len(bench.cut),
+            "requests": args.requests, "saturation_requests": args.saturation, "wall_s": wall, "cut_runs": len(bench.cut),
             "texts_differ": other, "answers": answers, "seed": args.seed, "threads": args.threads,
             "yardstick_slowest": max(bench.yards) / min(bench.yards),
         }  # fmt: skip
