@@ -244,7 +244,7 @@ def measure(bench: Bench) -> dict[str, float]:
                 first[policy] = run.numbers()["first_sound_p90_s"]
 
     at_80(OURS)
-    bench.fitted = bench.runtimes[OURS].costs().save()
+    bench.fitted = bench.runtimes[OURS].costs()
     at_80(*(peer for peer in PEERS if peer in args.against))
     found |= promises(bench, fresh, 0.95 * capacity)
     at_80(*(other for other in args.against if other not in PEERS))
