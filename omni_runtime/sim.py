@@ -14,6 +14,7 @@ from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
 from omni_runtime.scheduler.cost import Costs
+from omni_runtime.scheduler.policy import policy_named
 from omni_runtime.work import (
     Cancel,
     Chunk,
@@ -27,7 +28,10 @@ from omni_runtime.work import (
     Release,
     RunBatch,
     Summary,
+    Waiting,
 )
+
+FIELDS = ("outputs", "priority", "label", "n", "tenant", "deadline_s", "first_output_s", "guarantee")
 
 
 class SimHandle:
@@ -42,10 +46,14 @@ class SimHandle:
         self.times: dict[str, list[float]] = {}
         self.ends: dict[str, Summary] = {}
         self.end: End | None = None
+        self.waiting: float | None = None
         self.submitted = submitted
 
-    def take(self, now: float, command: Chunk | OutputEnd | End) -> None:
+    def take(self, now: float, command: Chunk | OutputEnd | Waiting | End) -> None:
         assert self.end is None, f"run {self.run}: {command} after the end"
+        if isinstance(command, Waiting):
+            self.waiting = command.seconds
+            return
         if isinstance(command, End):
             self.end = command
             return
@@ -68,7 +76,8 @@ class Simulation:
 
     Args:
         executors: that are up from the start.
-        max_runs, observers, costs: see `Core`.
+        max_runs, observers, costs, tenants: see `Core`.
+        policy: by name.
     """
 
     def __init__(
@@ -78,8 +87,10 @@ class Simulation:
         max_runs: int = 20_000,
         observers: Iterable[Observer] = (),
         costs: Costs | None = None,
+        policy: str = "deadline",
+        tenants: Mapping[str, float] | None = None,
     ) -> None:
-        self.core = Core(batch_limits(*cards), max_runs, observers, costs)
+        self.core = Core(batch_limits(*cards), max_runs, observers, costs, policy_named(policy), tenants)
         self.now = 0.0
         self.executors: dict[str, SimulatedExecutor] = {}
         self.mail: dict[str, deque[Message]] = {}
@@ -129,7 +140,7 @@ class Simulation:
 
     def submit(self, program: Program, *, seed: int = 0, **given: Any) -> SimHandle:
         """As `Runtime.submit`; parameters of `Request` and of the loops are keywords."""
-        fields: Mapping[str, Any] = {k: given.pop(k) for k in ("outputs", "priority", "label", "n") if k in given}
+        fields: Mapping[str, Any] = {k: given.pop(k) for k in FIELDS if k in given}
         run = len(self.handles) + 1
         _, submit = resolve(run, program, 0, given, seed=seed, **fields)
         handle = self.handles[run] = SimHandle(run, self.now)
