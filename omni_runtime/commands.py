@@ -14,6 +14,8 @@ from omni_runtime.errors import OmniError
 from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
+from omni_runtime.simulate.command import Scene
+from omni_runtime.simulate.command import simulate as simulate_scene
 
 QUESTION = "What is the capital of France, and what is it famous for?"
 
@@ -188,3 +190,33 @@ def check(
         typer.echo("\n".join(report(folder)))
     loops = ", ".join(f"{n} ({s.kind})" for n, s in found.loops.items())
     typer.echo(f"card {found.name}: experts {', '.join(found.experts)}; loops {loops}: fine")
+
+
+@cli.command()
+def simulate(
+    costs: Annotated[Path | None, typer.Option(help="what `omni calibrate` measured; guesses of the cards by default")] = None,
+    trace: Annotated[Path | None, typer.Option(help="requests to play, one JSON object a line, instead of drawing some")] = None,
+    mix: Annotated[str, typer.Option(help="programs that are asked for and their shares: speak or speak=3,chat=1")] = "speak",
+    rate: Annotated[float, typer.Option(help="requests a second")] = 1.0,
+    burst: Annotated[float, typer.Option(help="coefficient of variation of the time between requests: 1 is Poisson")] = 1.0,
+    requests: Annotated[int, typer.Option(help="how many", min=1)] = 200,
+    prompt: Annotated[str, typer.Option(help="tokens of a prompt: 48, 24-80 or lognormal:40,0.6 (median, sigma)")] = "24-80",
+    tokens: Annotated[str, typer.Option(help="tokens of an answer, likewise")] = "24-72",
+    seed: Annotated[int, typer.Option(help="of all dice")] = 0,
+    devices: Annotated[int, typer.Option(help="each with all experts", min=1, max=1024)] = 1,
+    policy: Annotated[str | None, typer.Option(help="deadline, first_come, stages or requests")] = None,
+    guarantee: Annotated[str, typer.Option(help="no-underrun: every request is promised sound without silence")] = "",
+    tenants: Annotated[int, typer.Option(help="requests come from so many, in turn", min=1)] = 1,
+    deadline: Annotated[float | None, typer.Option(help="seconds within which a request must end to count as good")] = None,
+    first_output: Annotated[float | None, typer.Option(help="seconds within which it must give something")] = None,
+    noise: Annotated[bool, typer.Option(help="batches take as long as predicted, or as unevenly as was measured")] = True,
+    slots: Annotated[int, typer.Option(help="batches that may wait at an executor", min=1, max=64)] = 1,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
+    report: Annotated[Path | None, typer.Option(help="also write charts into this HTML file")] = None,
+    save: Annotated[Path | None, typer.Option(help="also write the requests into this file, for --trace")] = None,
+) -> None:
+    """Play requests to the scheduler on simulated devices, in no time."""
+    scene = {"deadline_s": deadline, "first_output_s": first_output, "costs": costs, "trace": trace, "mix": mix, "rate": rate}
+    scene |= {"burst": burst, "requests": requests, "prompt": prompt, "tokens": tokens, "seed": seed, "devices": devices}
+    scene |= {"policy": policy, "guarantee": guarantee, "tenants": tenants, "noise": noise, "slots": slots, "json": json}
+    simulate_scene(Scene(**scene, report=report, save=save))  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""What the loops of a program give when nothing computes them: as many items as was learned, of the right kinds and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from omni_runtime.program import Plan
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.simulate.prose import Prose
+from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, Row, StepResult, TensorRef
+
+TOKEN = 5  # ends no answer of a card here, so an answer is as long as the workload says
+USUAL = {"token": 0.25, "text": 1.0, "frame": 5.0, "samples": 1.0}  # items of a call by character, where nothing was learned
+ZERO = np.zeros(1, np.float32)
+NOTHING = StepResult()
+
+
+class Script(Struct):
+    """What a simulated request will say."""
+
+    parts: dict[str, Part]
+    number: int
+    prompt_tokens: int = 0  # that a tokenizer makes of its text; 0: as was learned
+
+
+class Part:
+    """One loop of a program."""
+
+    __slots__ = ("cache", "home", "last", "learned", "plain", "said", "spec")
+
+    def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose, marks: int) -> None:
+        self.spec = spec
+        self.learned = learned  # items for a unit of work, by port
+        self.said = [StepResult(TOKEN, piece.encode()) for piece in prose.pieces] if spec.kind == "ar_decode" else []
+        self.cache: dict[Any, StepResult] = {}  # results are only read, so equal ones are one
+        self.plain = (0.0,) * (marks + 1)  # a frame
+        self.last = (1.0,) * (marks + 1)  # one that ends a segment, whatever column its reader looks at
+
+    def give(self, script: Script, row: Row, home: str) -> StepResult:
+        """What a unit of it gives."""
+        payload = row.payload
+        kind = type(payload)
+        if kind is ArStep:
+            if not payload.hidden:
+                return self.said[(script.number + payload.index) % len(self.said)] if payload.index >= 0 else NOTHING
+            at = range(payload.start, payload.start + len(payload.tokens))
+            refs = tuple([TensorRef(home, row.run, row.loop, "hidden", i) for i in at])
+            if payload.index < 0:
+                return StepResult(tensors={"hidden": refs})
+            return StepResult(TOKEN, self.said[(script.number + payload.index) % len(self.said)].piece, {}, {"hidden": refs})
+        if kind is AudioStep:
+            found = self.cache.get(payload.size)
+            if found is None:
+                silence = np.broadcast_to(ZERO, (payload.size * self.spec.hop,))  # a view: minutes of sound are 4 bytes
+                found = self.cache[payload.size] = StepResult(items={"samples": silence})
+            return found
+        if kind is DenoiseStep:
+            if not payload.keep:
+                return NOTHING
+            refs_of = {p: (TensorRef(home, row.run, row.loop, p, payload.step, payload.size),) for p in payload.keep}
+            return StepResult(tensors=refs_of)
+        return self._call(script, row, payload, home)
+
+    def _call(self, script: Script, row: Row, payload: CallStep, home: str) -> StepResult:
+        heavy = weight(payload)
+        items: dict[str, Any] = {}
+        tensors: dict[str, tuple[TensorRef, ...]] = {}
+        for port, kind in self.spec.ports.items():
+            if kind.device:
+                tensors[port] = (TensorRef(home, row.run, row.loop, port, payload.index),)
+                continue
+            usual = USUAL.get(kind.type)
+            count = max(1, round(heavy * self.learned.get(port, usual))) if usual is not None else 1
+            if kind.type == "token":
+                items[port] = [TOKEN] * (script.prompt_tokens or count)
+            elif kind.type == "text":
+                items[port] = ["a" * count]
+            elif kind.type == "samples":
+                items[port] = np.broadcast_to(ZERO, (count,))
+            elif kind.type == "frame":
+                items[port] = [self.plain] * (count - 1) + [self.last]
+            else:
+                items[port] = [0.0]
+        return StepResult(items=items, tensors=tensors)
+
+
+def weight(payload: CallStep) -> float:
+    """What a call works through, counted as `loops/items.py` does."""
+    found = 0.0
+    for items in payload.inputs.values():
+        for item in items:
+            if isinstance(item, str):
+                found += len(item)
+            elif isinstance(item, list | tuple):
+                found += sum(len(str(turn.get("content", ""))) if isinstance(turn, Mapping) else 1 for turn in item)
+            else:
+                found += 1
+    for refs in payload.tensors.values():
+        found += sum(prod(ref.shape) for ref in refs)
+    return max(1.0, found)
+
+
+def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
+    """The loops of a program. What was learned under another program of the same name and node serves as well."""
+    clauses: list[float] = []
+    for step in plan.steps:
+        pace = costs.paces.get((plan.program, step.name))
+        if step.spec.kind == "each" and step.spec.segment == "clauses" and pace is not None and not clauses:
+            clauses = pace.weights
+    marks = max([step.spec.mark or 0 for step in plan.steps if step.spec.kind == "audio_decode"], default=0)
+    found = {}
+    for number, step in enumerate(plan.steps):
+        pace = costs.paces.get((plan.program, step.name))
+        learned = pace.items if pace is not None and pace.runs else {}
+        # characters of a unit, and every unit but a cut prefill is a token
+        per_token = learned.get("text", 0.0) * pace.work if pace is not None else 0.0
+        found[step.name] = Part(step.spec, learned, Prose(clauses, per_token, seed + number), marks)
+    return found
