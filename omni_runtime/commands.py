@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from omni_runtime.ask import Question, ask
+from omni_runtime.calibrate import Trial
+from omni_runtime.calibrate import calibrate as run_trial
 from omni_runtime.card import ModelCard
-from omni_runtime.errors import OmniError
+from omni_runtime.errors import OmniError, RequestError
 from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
@@ -220,3 +222,23 @@ def simulate(
     scene |= {"burst": burst, "requests": requests, "prompt": prompt, "tokens": tokens, "seed": seed, "devices": devices}
     scene |= {"policy": policy, "guarantee": guarantee, "tenants": tenants, "noise": noise, "slots": slots, "json": json}
     simulate_scene(Scene(**scene, report=report, save=save))  # type: ignore[arg-type]
+
+
+@cli.command()
+def calibrate(
+    program: Annotated[str, typer.Argument(help="a program's name, module:function or file.py:function")] = "speak",
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSON file, for `omni simulate --costs`")] = Path("costs.json"),
+    concurrency: Annotated[str, typer.Option(help="requests at once, one trial after the other")] = "1,4,16",
+    requests: Annotated[int, typer.Option(help="in each trial; a quarter of them one at a time", min=1)] = 16,
+    tokens: Annotated[str, typer.Option(help="of an answer: 48, 24-72 or lognormal:40,0.6")] = "24-72",
+    seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
+    threads: Annotated[int | None, threads_option] = None,
+    trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Measure what batches take and how loops advance, with real requests."""
+    try:
+        levels = tuple(int(level) for level in concurrency.split(","))
+    except ValueError:
+        raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16") from None
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json))

@@ -79,7 +79,8 @@ def lines(
     out.append(f'<text x="12" y="{(TOP + floor_y) / 2}" font-size="10" {turned} {FONT}>{escape(y_label)}</text>')
     place = float(LEFT)
     for (name, points), colour in zip(shown.items(), COLOURS * (len(shown) // len(COLOURS) + 1), strict=False):
-        path, before = [], None
+        path: list[str] = []
+        before: float | None = None
         for x, y in points:
             if step and before is not None:
                 path.append(f"L{across(x):.1f} {up(before):.1f}")

@@ -62,6 +62,7 @@ def simulate(scene: Scene) -> None:
         workload.write(scene.save, arrivals)
     began = time.perf_counter()
     last = arrivals[-1].at
+    options: dict[str, Any] = {"policy": scene.policy} if scene.policy is not None else {}
     replay = Replay(
         cards_of(arrivals),
         costs,
@@ -69,7 +70,7 @@ def simulate(scene: Scene) -> None:
         seed=scene.seed if scene.noise else None,
         slots=scene.slots,
         width=max(last / STRETCHES, 0.05),
-        **({"policy": scene.policy} if scene.policy is not None else {}),
+        **options,
     )
     outcomes = replay.play(arrivals)
     took = time.perf_counter() - began
@@ -88,6 +89,7 @@ def simulate(scene: Scene) -> None:
 
 
 def made(scene: Scene) -> list[Arrival]:
+    """Requests by dice."""
     fields: dict[str, Any] = {"tenants": scene.tenants}
     for name in ("guarantee", "deadline_s", "first_output_s"):
         if getattr(scene, name):
@@ -136,6 +138,11 @@ def warnings(scene: Scene, costs: Costs, replay: Replay) -> list[str]:
 
 
 def show(found: Measures, notes: list[str]) -> None:
+    """Prints tables to standard output and notes to standard error.
+
+    Raises:
+        MissingExtra: rich is not installed.
+    """
     try:
         from rich.console import Console
         from rich.table import Table
@@ -147,8 +154,8 @@ def show(found: Measures, notes: list[str]) -> None:
         table.add_row(*row)
     console.print(table)
     table = Table("seconds", "p50", "p90", "p99", box=None, pad_edge=False)
-    for row in report.latency_rows(found):
-        table.add_row(*row)
+    for latency in report.latency_rows(found):
+        table.add_row(*latency)
     console.print(table)
     table = Table("expert", "busy", box=None, pad_edge=False)
     for expert, share in found.utilisation.items():

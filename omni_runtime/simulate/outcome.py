@@ -69,8 +69,7 @@ class Outcome:
         self.units = 0
 
     def take(self, now: float, command: Chunk | OutputEnd | End) -> None:
-        kind = type(command)
-        if kind is Chunk:
+        if type(command) is Chunk:
             if self.first is None:
                 self.first = now
             output = command.output
@@ -79,7 +78,7 @@ class Outcome:
                     self.first_token = now
             elif output in self.sounds:
                 self._hear(now, output, command.sample, len(command.items) / self.sounds[output])
-        elif kind is End:
+        elif type(command) is End:
             self.ended, self.reason = now, command.reason
             self.units = sum(command.units.values())
 

@@ -44,8 +44,7 @@ class Part:
     def give(self, script: Script, row: Row, home: str) -> StepResult:
         """What a unit of it gives."""
         payload = row.payload
-        kind = type(payload)
-        if kind is ArStep:
+        if type(payload) is ArStep:
             if not payload.hidden:
                 return self.said[(script.number + payload.index) % len(self.said)] if payload.index >= 0 else NOTHING
             at = range(payload.start, payload.start + len(payload.tokens))
@@ -53,17 +52,20 @@ class Part:
             if payload.index < 0:
                 return StepResult(tensors={"hidden": refs})
             return StepResult(TOKEN, self.said[(script.number + payload.index) % len(self.said)].piece, {}, {"hidden": refs})
-        if kind is AudioStep:
+        if type(payload) is AudioStep:
             found = self.cache.get(payload.size)
             if found is None:
                 silence = np.broadcast_to(ZERO, (payload.size * self.spec.hop,))  # a view: minutes of sound are 4 bytes
                 found = self.cache[payload.size] = StepResult(items={"samples": silence})
             return found
-        if kind is DenoiseStep:
+        if type(payload) is DenoiseStep:
             if not payload.keep:
                 return NOTHING
-            refs_of = {p: (TensorRef(home, row.run, row.loop, p, payload.step, payload.size),) for p in payload.keep}
-            return StepResult(tensors=refs_of)
+            kept: dict[str, tuple[TensorRef, ...]] = {}
+            for port in payload.keep:
+                kept[port] = (TensorRef(home, row.run, row.loop, port, payload.step, payload.size),)
+            return StepResult(tensors=kept)
+        assert type(payload) is CallStep
         return self._call(script, row, payload, home)
 
     def _call(self, script: Script, row: Row, payload: CallStep, home: str) -> StepResult:

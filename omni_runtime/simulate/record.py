@@ -61,14 +61,13 @@ class WorkloadRecorder:
                 if type(item) is Submit:
                     self._submit(now, item)
             for command in commands:
-                kind = type(command)
-                if kind is RunBatch:
+                if isinstance(command, RunBatch):
                     self._batches[command.batch] = command.expert
-                elif kind is Chunk or kind is OutputEnd or kind is End:
+                elif isinstance(command, Chunk | OutputEnd | End):
                     seen = self._runs.get(command.run)
                     if seen is not None:
                         seen.outcome.take(now, command)
-                        if kind is End:
+                        if isinstance(command, End):
                             self._end(seen, command)
             for word in said:
                 if type(word) is BatchDone and (expert := self._batches.pop(word.batch, None)) is not None:

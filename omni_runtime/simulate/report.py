@@ -84,6 +84,7 @@ def rows(m: Measures) -> list[tuple[str, str]]:
 
 
 def latency_rows(m: Measures) -> list[tuple[str, ...]]:
+    """Percentiles of what there is, in seconds."""
     shown = (("first token", m.first_token), ("first sound", m.first_sound), ("all of it", m.total))
     return [(name, *(f"{value:.3f}" for value in found.values())) for name, found in shown if found]
 
@@ -132,6 +133,7 @@ def _level(changes: list[tuple[float, int]]) -> list[tuple[float, float]]:
 
 
 def utilisation(busy: Mapping[str, Mapping[int, float]], width: float, devices: Mapping[str, int]) -> str:
+    """How busy each expert kept its devices, over time."""
     series = {}
     last = max((max(cells) for cells in busy.values() if cells), default=0)
     group = max(1, -(-(last + 1) // STRETCHES))
