@@ -31,7 +31,7 @@ MEDIUM: dict[str, dict[str, Any]] = {  # sizes of SD3 medium, to draw and simula
 }
 OFF = ("invert_sigmas", "stochastic_sampling", "use_beta_sigmas", "use_exponential_sigmas", "use_karras_sigmas")
 
-# Nobody measured these: assumed for SD3 medium at 300 TFLOP/s, from its operation counts. A guided step of 1024 x 1024 pixels (two
+# Nobody measured these: assumed for SD3 medium at 300 TFLOP/s, from its operation counts. A guided step of 1024 x 1024 (two
 # rows of 16,384 cells, 20 TFLOP each) would take 135 ms, the text encoders 25 ms, the autoencoder 80 ms.
 ENCODE = OpCost(batch=5e-3, unit=2e-2, work=0.0, reach=0.0)
 DENOISE = OpCost(batch=3e-3, unit=1e-3, work=4e-6, reach=0.0)

@@ -40,7 +40,7 @@ def lines(
     shown = {name: [(x, y) for x, y in points if not log or x > 0.0] for name, points in series.items()}
     xs = [x for points in shown.values() for x, _ in points]
     ys = [y for points in shown.values() for _, y in points]
-    low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
+    low, high = (min(xs), max(xs)) if xs else (1e-3 * log, 1.0)
     if not log and 0.0 <= low < 0.5 * high:
         low = 0.0
     if high <= low:
