@@ -13,6 +13,7 @@ from omni_runtime.flow.flow import Flow
 from omni_runtime.orders import Admitted, Blocked, Dispatch, Event, Instruction
 from omni_runtime.scheduler import check as books
 from omni_runtime.scheduler.cost import Costs
+from omni_runtime.scheduler.policy import Policy
 from omni_runtime.scheduler.scheduler import Scheduler
 from omni_runtime.work import Answer, Broken, Command, End, ExecutorDown, ExecutorUp, Input, Submit
 
@@ -41,6 +42,8 @@ class Core:
         limits: ("card/expert", op) -> what fits into one batch.
         max_runs: live runs before new ones are refused.
         costs: prices and paces that are known; they are learned further.
+        policy: what is done in which order.
+        tenants: weights by name; see `Scheduler`.
         observers: are told what happens; they decide nothing, and without any nothing is gathered.
     """
 
@@ -50,10 +53,13 @@ class Core:
         max_runs: int = 20_000,
         observers: Iterable[Observer] = (),
         costs: Costs | None = None,
+        policy: Policy | None = None,
+        tenants: Mapping[str, float] | None = None,
     ) -> None:
         self.observers = list(observers)
-        self.flow = Flow()
-        self.scheduler = Scheduler(limits, max_runs, costs)
+        self.scheduler = Scheduler(limits, max_runs, costs, policy, tenants)
+        policy = self.scheduler.policy
+        self.flow = Flow(self.scheduler.costs, policy.sized, self.scheduler.supply.safe, policy.whole)
         self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
 
     def feed(self, now: float, *inputs: Input) -> list[Command]:
@@ -95,6 +101,10 @@ class Core:
         if flow.ends:
             self._log.extend((now, end) for end in flow.ends)
             flow.ends = []
+            for at, command in enumerate(out):
+                if type(command) is End:
+                    out[at] = replace(command, seconds=scheduler.spent(command.run))
+        scheduler.billed.clear()
         if said is not None:
             flow.observed = False  # whoever only looks, as `check` does, is not told about
             self._show(now, inputs, said, out)

@@ -7,14 +7,35 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from omni_runtime.core import Core
 from omni_runtime.errors import CardError, EngineStopped
 from omni_runtime.executors.base import Executor
-from omni_runtime.work import Cancel, Chunk, Command, Drop, End, Input, OutputEnd, Release, RunBatch, Submit
+from omni_runtime.work import (
+    Cancel,
+    Chunk,
+    Command,
+    Drop,
+    End,
+    Input,
+    OutputEnd,
+    Played,
+    Release,
+    RunBatch,
+    Submit,
+    Waiting,
+)
 
-News = Chunk | OutputEnd | End
+T = TypeVar("T")
+News = Chunk | OutputEnd | Waiting | End
+
+
+class Question(NamedTuple):
+    """Something that is looked up between two feeds."""
+
+    ask: Callable[[], Any]
+    answer: Callable[[Any], None]
 
 
 class Sink(Protocol):
@@ -38,7 +59,7 @@ class Engine:
     def __init__(self, core: Core, executors: list[Executor], clock: Callable[[], float] = time.monotonic) -> None:
         self._core = core
         self._clock = clock
-        self._inbox: SimpleQueue[Input | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Input | Question | None] = SimpleQueue()
         self._sinks: dict[int, Sink] = {}
         self._lock = Lock()
         self._stopped: str | None = None
@@ -80,6 +101,31 @@ class Engine:
         if self._stopped is None:
             self._inbox.put(Cancel(run))
 
+    def played(self, run: int, output: str, seconds: float, sample: int) -> None:
+        """So much of a sound output has been heard. Of unknown and ended runs it means nothing."""
+        if self._stopped is None:
+            self._inbox.put(Played(run, output, seconds, sample))
+
+    def costs(self) -> dict[str, Any]:
+        """What was learned of prices and paces, as `Costs.save` gives it."""
+        return self._ask(self._core.scheduler.costs.save)
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """What every tenant has had."""
+        return self._ask(self._core.scheduler.accounts)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Asks the core something in the engine's thread, between two feeds; in the caller's, once that thread has ended."""
+        answer: SimpleQueue[T] = SimpleQueue()
+        with self._lock:
+            if running := self._stopped is None:
+                self._inbox.put(Question(question, answer.put))
+        if running:
+            return answer.get()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        return question()
+
     def close(self) -> None:
         """Cancels what is alive, waits for the batches that run, and stops every thread; idempotent."""
         with self._lock:
@@ -120,6 +166,8 @@ class Engine:
                 if item is None:
                     closing = True
                     items += [Cancel(run) for run in self._sinks]
+                elif isinstance(item, Question):
+                    item.answer(item.ask())
                 else:
                     items.append(item)
             for command in core.feed(clock(), *items):
@@ -151,6 +199,9 @@ class Engine:
         with self._lock:
             self._stopped = why
             sinks, self._sinks = self._sinks, {}
+        while not self._inbox.empty():
+            if isinstance(item := self._inbox.get(), Question):
+                item.answer(item.ask())
         for run, sink in sinks.items():
             story = "\n  ".join(self._core.story(run))
             sink.deliver(self._clock(), End(run, "stopped", f"{why}\n  {story}"))

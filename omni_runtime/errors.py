@@ -9,6 +9,7 @@
     ├── MissingExtra       (ImportError) a package of an extra is not installed
     ├── RequestRefused                   nothing of the request ran
     │   ├── RequestTooLarge              it can never fit: says need and capacity
+    │   ├── TooSlow                      its guarantee could not be kept even alone
     │   └── Overloaded                   too many requests wait: try again
     ├── RequestFailed                    a unit of the request failed alone; what it gave before stays valid
     │   └── ExecutorLost                 the executor that held its state is gone
@@ -66,8 +67,18 @@ class RequestTooLarge(RequestRefused):
     """The request can never fit into the memory of an executor."""
 
 
+class TooSlow(RequestRefused):
+    """What the request wants to be promised cannot be kept on these devices, even alone."""
+
+
 class Overloaded(RequestRefused):
-    """Too many requests are alive; this one may be sent again later."""
+    """Too many requests are alive or wait; this one may be sent again later.
+
+    Attributes:
+        retry_after: seconds after which another try has a chance, as far as can be told; 0 if nothing is known.
+    """
+
+    retry_after = 0.0
 
 
 class RequestFailed(OmniError):

@@ -20,14 +20,17 @@ from omni_runtime.errors import (
     RequestCancelled,
     RequestFailed,
     RequestTooLarge,
+    TooSlow,
+    unknown,
 )
-from omni_runtime.work import Chunk, End, OutputEnd, Summary
+from omni_runtime.work import Chunk, End, OutputEnd, Summary, Waiting
 
 ERRORS: dict[str, type[OmniError]] = {
     "cancelled": RequestCancelled,
     "failed": RequestFailed,
     "lost": ExecutorLost,
     "too_large": RequestTooLarge,
+    "too_slow": TooSlow,
     "overloaded": Overloaded,
     "stopped": EngineStopped,
 }
@@ -96,6 +99,9 @@ class Result(Struct, frozen=True):
     units: dict[str, int]  # WorkUnits run, by loop
     timings: Timings
     sample_rates: dict[str, int] = field(default_factory=dict)
+    device_seconds: float = 0.0  # its share of every batch that it was in
+    silence: dict[str, float] = field(default_factory=dict)  # seconds in which a sound output had nothing to play, by output
+    missed: tuple[str, ...] = ()  # of deadline_s and first_output_s, those that were not met
 
     @property
     def seed(self) -> int:
@@ -140,6 +146,7 @@ class Handle:
         kinds: dict[str, OutputKind],
         submitted: float,
         cancel: Callable[[int], None],
+        played: Callable[[int, str, float, int], None] | None = None,
     ) -> None:
         self.id = run
         self.label = label
@@ -148,6 +155,8 @@ class Handle:
         self._kinds = kinds
         self._submitted = submitted
         self._cancel = cancel
+        self._played = played
+        self._waiting: float | None = None
         self._changed = Condition()
         self._chunks: list[StreamChunk] = []
         self._counts: dict[tuple[str, int], int] = {}
@@ -166,6 +175,9 @@ class Handle:
                 self._times.setdefault(news.output, [now, now])[1] = now
             elif isinstance(news, OutputEnd):
                 self._ends[news.output, news.sample] = news.summary
+                return
+            elif isinstance(news, Waiting):
+                self._waiting = news.seconds
                 return
             else:
                 self._end = news
@@ -206,6 +218,26 @@ class Handle:
     def done(self) -> bool:
         """Whether the last word has been said."""
         return self._end is not None
+
+    @property
+    def waiting(self) -> float | None:
+        """Seconds that the request will about wait until its guarantee can be kept; None where it does not wait."""
+        return None if self.done else self._waiting
+
+    def played(self, output: str, seconds: float, sample: int = 0) -> None:
+        """Tells how much of a sound output its listener has heard. Without this it is taken to play since it was first delivered.
+
+        Raises:
+            ValueError: the request has no such sound, or seconds are negative or no number.
+        """
+        if output not in self.sample_rates:
+            raise ValueError(f"output={output!r}: " + unknown("sound output", output, self.sample_rates))
+        if not 0.0 <= seconds < float("inf") or not 0 <= sample < self.n:
+            raise ValueError(
+                f"seconds={seconds!r}, sample={sample!r}: seconds from 0 on, and a sample below {self.n}, are needed"
+            )
+        if self._played is not None:
+            self._played(self.id, output, float(seconds), 0 if self._kinds[output].shared else sample)
 
     def cancel(self) -> None:
         """Ends the request now: no chunk comes after its end. Harmless when it has ended already."""
@@ -283,6 +315,8 @@ class Handle:
         error = ERRORS[end.reason](
             f"request {self.id}{what} {end.reason.replace('_', ' ')}" + f": {end.detail}" * bool(end.detail)
         )
+        if isinstance(error, Overloaded):
+            error.retry_after = end.retry_after
         if isinstance(error, RequestFailed | RequestCancelled):
             error.partial = self._result()
         raise error
@@ -300,6 +334,9 @@ class Handle:
                 self._total,
             ),
             sample_rates=self.sample_rates,
+            device_seconds=end.seconds,
+            silence=end.silence,
+            missed=end.missed,
         )
 
     def _sample(self, sample: int) -> Sample:

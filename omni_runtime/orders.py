@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from omni_runtime.work import ExecutorDown, ExecutorUp, Fork, WorkUnit
@@ -14,6 +16,9 @@ class Submitted(Struct, frozen=True):
     arrival: float
     priority: int
     together: tuple[tuple[str, ...], ...]  # its experts; those that hand tensors to each other share a tuple
+    tenant: str = ""
+    promised: tuple[Any, ...] = ()  # scheduler/goal.py: the listeners that must not run dry
+    first_output: float | None = None
 
 
 class Claim(Struct, frozen=True):
@@ -121,12 +126,20 @@ class Admitted(Struct, frozen=True):
     blocks: dict[str, int]
 
 
+class Held(Struct, frozen=True):
+    """The run waits until its promise can be kept: about so many seconds."""
+
+    run: int
+    seconds: float
+
+
 class Refuse(Struct, frozen=True):
     """A run is not let in; nothing of it has run."""
 
     run: int
-    reason: str  # too_large | overloaded | lost
+    reason: str  # too_large | too_slow | overloaded | lost
     detail: str
+    retry_after: float = 0.0  # seconds
 
 
 class Fail(Struct, frozen=True):
@@ -143,4 +156,4 @@ class Finish(Struct, frozen=True):
     run: int
 
 
-Instruction = Dispatch | Forget | Admitted | Refuse | Fail | Finish
+Instruction = Dispatch | Forget | Admitted | Held | Refuse | Fail | Finish

@@ -12,7 +12,9 @@ from pydantic import Field
 from omni_runtime.card import LoopSpec, ModelCard, Value
 from omni_runtime.errors import ProgramError, unknown
 
-RESERVED = frozenset(("program", "self", "outputs", "seed", "n", "priority", "label"))  # what `submit` itself takes
+RESERVED = frozenset(
+    ("program", "self", "outputs", "seed", "n", "priority", "label", "tenant", "deadline_s", "first_output_s", "guarantee")
+)  # what `submit` itself takes
 
 
 class PortRef(Value):

@@ -11,7 +11,7 @@ from pydantic import Field, create_model, field_validator, model_validator
 
 from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Value
 from omni_runtime.errors import ProgramError, RequestError, unknown
-from omni_runtime.program import Plan, Program
+from omni_runtime.program import Plan, Program, Step
 from omni_runtime.work import Submit
 
 SEEDS = 2**63  # a seed is 0 .. SEEDS - 1
@@ -165,6 +165,15 @@ class Request(Value):
     n: int = Field(default=1, ge=1, le=64)  # samples; sample i has seed + i, so that it can be made again alone
     priority: Literal["high", "normal", "low"] = "normal"
     label: str = ""  # the caller's own name for it; shown, never used as a key
+    tenant: str = Field(default="", max_length=128)  # whose share of the devices it uses
+    deadline_s: float | None = Field(default=None, gt=0.0, le=1e6)  # seconds by which all of it is wanted
+    first_output_s: float | None = Field(default=None, gt=0.0, le=1e6)  # the same, of the first piece of every output
+    guarantee: Literal["no-underrun"] | None = None  # once sound has begun, it goes on without a gap
+
+    @field_validator("deadline_s", "first_output_s", mode="before")
+    @classmethod
+    def _whole_seconds(cls, seconds: Any) -> Any:
+        return float(seconds) if type(seconds) is int else seconds
 
     @field_validator("outputs", mode="before")
     @classmethod
@@ -309,4 +318,28 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
     if chosen + request.n > SEEDS:
         raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
-    return request, Submit(run, plan, inputs, params, chosen, PRIORITIES[request.priority], request.n, request.label)
+    promised = request.guarantee is not None
+    if promised and not any(_heard(step) for step in plan.steps):
+        raise RequestError(
+            f"guarantee: {request.guarantee!r} is about sound, and no output of {list(plan.outputs)} is; ask for one that is"
+        )
+    return request, Submit(
+        run,
+        plan,
+        inputs,
+        params,
+        chosen,
+        PRIORITIES[request.priority],
+        request.n,
+        tenant=request.tenant,
+        deadline=request.deadline_s,
+        first_output=request.first_output_s,
+        promised=promised,
+        label=request.label,
+    )
+
+
+def _heard(step: Step) -> bool:
+    """Whether an output of the request is sound that this step makes."""
+    spec = step.spec
+    return bool(getattr(spec, "sample_rate", 0)) and any(spec.ports[port].type == "samples" for port in step.outputs)

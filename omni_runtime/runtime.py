@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_runtime.card import ModelCard, Value, batch_limits
+from omni_runtime.card import ModelCard, Value, batch_limits, seeds
 from omni_runtime.core import Core, Observer
 from omni_runtime.engine import Engine
 from omni_runtime.errors import CardError, RequestError, unknown
@@ -22,6 +22,8 @@ from omni_runtime.executors.thread import ThreadExecutor
 from omni_runtime.handle import Handle, OutputKind
 from omni_runtime.program import Program
 from omni_runtime.request import SEEDS, resolve
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.scheduler.policy import policy_named
 
 
 class Options(Value):
@@ -33,6 +35,9 @@ class Options(Value):
     slots: int = Field(default=1, ge=1, le=64)
     threads: int | None = Field(default=None, ge=1, le=1024)
     prefix_cache: bool = True
+    policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline"
+    tenants: Mapping[str, Annotated[float, Field(gt=0.0, le=1e6)]] = {}
+    max_waiting: int = Field(default=64, ge=0)
 
 
 class Runtime:
@@ -48,6 +53,11 @@ class Runtime:
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
         observers: are told of every step, such as `observe.Recorder()`; one that raises hurts nobody.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
+        policy: in which order steps run: "deadline"; the others are there to compare with, see `scheduler/policy.py`.
+        tenants: weight of each tenant's share of the devices. Without any, every tenant that comes has the same; with some,
+            others are refused.
+        costs: what earlier runs learned, as `runtime.costs()` gives it; without any the cards' guesses are the beginning.
+        max_waiting: requests that may wait until their guarantee can be kept, before more are refused.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
     Raises:
@@ -66,6 +76,10 @@ class Runtime:
         slots: int = 1,
         threads: int | None = None,
         prefix_cache: bool = True,
+        policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline",
+        tenants: Mapping[str, float] | None = None,
+        costs: Mapping[str, Any] | None = None,
+        max_waiting: int = 64,
         observers: Iterable[Observer] = (),
     ) -> None:
         if isinstance(cards, ModelCard | str | Program):
@@ -74,7 +88,15 @@ class Runtime:
         if odd := [card for card in cards if not isinstance(card, ModelCard)]:
             raise CardError(f"cards: {str(odd[0])[:60]!r} is a {type(odd[0]).__name__}, not a ModelCard")
         options = Options(
-            device=device, kv_bytes=kv_bytes, max_requests=max_requests, slots=slots, threads=threads, prefix_cache=prefix_cache
+            device=device,
+            kv_bytes=kv_bytes,
+            max_requests=max_requests,
+            slots=slots,
+            threads=threads,
+            prefix_cache=prefix_cache,
+            policy=policy,
+            tenants=tenants or {},
+            max_waiting=max_waiting,
         )
         watching = _observers(observers)
         self.cards = {card.name: card for card in cards}
@@ -88,7 +110,16 @@ class Runtime:
             made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
-        self._engine = Engine(Core(batch_limits(*cards), max_requests, watching), executors, time.monotonic)
+        learned = Costs(seeds(*cards))
+        if costs is not None:
+            try:
+                learned.load(costs)
+            except ValueError as error:
+                raise CardError(f"costs: {error}; give what runtime.costs() gave") from None
+        self._tenants = options.tenants
+        core = Core(batch_limits(*cards), max_requests, watching, learned, policy_named(policy), options.tenants)
+        core.scheduler.admission.most = max_waiting
+        self._engine = Engine(core, executors, time.monotonic)
         # A runtime that is dropped, or alive when Python ends, is closed: a thread inside an op at exit aborts the process.
         self._closing = weakref.finalize(self, Engine.close, self._engine)
 
@@ -101,6 +132,10 @@ class Runtime:
         n: int = 1,
         priority: Literal["high", "normal", "low"] = "normal",
         label: str = "",
+        tenant: str = "",
+        deadline_s: float | None = None,
+        first_output_s: float | None = None,
+        guarantee: Literal["no-underrun"] | None = None,
         **given: Any,
     ) -> Handle:
         """Takes a request and returns at once.
@@ -112,6 +147,12 @@ class Runtime:
             n: how many samples; they share all work before the first draw, and sample i has seed + i.
             priority: how long the request's steps may wait for others'.
             label: the caller's own name for the request.
+            tenant: whose share of the devices it uses.
+            deadline_s: seconds by which all of it is wanted. It steers the order; `result().missed` tells whether it was met.
+            first_output_s: the same, of the first piece of every output.
+            guarantee: "no-underrun": once its sound has begun it goes on without a gap. Such a request waits until that can be
+                kept (`handle.waiting` says about how long), or is refused with `Overloaded.retry_after`; its first sound comes
+                later, when enough is made to be safe.
             given: the program's inputs by name; parameters of loops, either `think={"max_tokens": 8}` or, where one loop
                 only takes it, `max_tokens=8`.
 
@@ -134,8 +175,22 @@ class Runtime:
         run = next(self._ids)
         wanted = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         request, submit = resolve(
-            run, program, secrets.randbelow(SEEDS), given, outputs=wanted, seed=seed, n=n, priority=priority, label=label
+            run,
+            program,
+            secrets.randbelow(SEEDS),
+            given,
+            outputs=wanted,
+            seed=seed,
+            n=n,
+            priority=priority,
+            label=label,
+            tenant=tenant,
+            deadline_s=deadline_s,
+            first_output_s=first_output_s,
+            guarantee=guarantee,
         )
+        if self._tenants and request.tenant not in self._tenants:
+            raise RequestError("tenant: " + unknown("tenant", request.tenant, self._tenants))
         kinds = {}
         steps = {step.name: step for step in submit.plan.steps}
         for name in submit.plan.outputs:
@@ -143,13 +198,24 @@ class Runtime:
             spec = program.spec(port.node)
             shared = not (steps[port.node].apart or spec.draws)
             kinds[name] = OutputKind(spec.ports[port.port].type, shared, getattr(spec, "sample_rate", 0))
-        handle = Handle(run, request.label, submit.seed, submit.n, kinds, time.monotonic(), self._engine.cancel)
+        handle = Handle(
+            run, request.label, submit.seed, submit.n, kinds, time.monotonic(), self._engine.cancel, self._engine.played
+        )
         self._engine.submit(submit, handle)
         return handle
 
     def story(self, handle: Handle) -> list[str]:
         """What led a request to where it is, oldest first: for a human who asks why nothing comes."""
         return self._engine.story(handle.id)
+
+    def costs(self) -> dict[str, Any]:
+        """What was learned so far of what steps cost and how loops advance, as plain numbers: save it as JSON, give it to the
+        next `Runtime(costs=...)`, or to a simulation."""
+        return self._engine.costs()
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """By tenant: device-seconds so far, requests that came, how many are alive, and its weight."""
+        return self._engine.accounts()
 
     @property
     def idle(self) -> bool:
@@ -181,7 +247,9 @@ def _bring_your_own(executors: Sequence[Executor], options: Options, kind: str) 
     """Options of executors that would be made are refused where executors are given: they would be ignored in silence."""
     if not isinstance(executors, list) or not executors or not all(callable(getattr(ex, "send", None)) for ex in executors):
         raise CardError(f"executors: a list of at least one executor is needed, not {executors!r}")
-    usual = Options(max_requests=options.max_requests)
+    usual = Options(
+        max_requests=options.max_requests, policy=options.policy, tenants=options.tenants, max_waiting=options.max_waiting
+    )
     for name in Options.model_fields:
         if getattr(options, name) != getattr(usual, name):
             raise CardError(f"{name}={getattr(options, name)!r}: the executors that were given bring their own; leave it out")

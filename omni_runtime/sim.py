@@ -13,6 +13,7 @@ from omni_runtime.core import Core, Observer
 from omni_runtime.program import Program
 from omni_runtime.request import Request, resolve
 from omni_runtime.scheduler.cost import Costs
+from omni_runtime.scheduler.policy import policy_named
 from omni_runtime.work import (
     Cancel,
     Chunk,
@@ -29,6 +30,7 @@ from omni_runtime.work import (
     RunBatch,
     Submit,
     Summary,
+    Waiting,
 )
 
 FIELDS = set(Request.model_fields) - {"seed"}
@@ -55,7 +57,7 @@ class SimExecutor(Protocol):
 class Ear(Protocol):
     """Hears all that a simulated request gives."""
 
-    def take(self, now: float, command: Chunk | OutputEnd | End) -> None: ...
+    def take(self, now: float, command: Chunk | OutputEnd | Waiting | End) -> None: ...
 
 
 class SimHandle:
@@ -70,10 +72,14 @@ class SimHandle:
         self.times: dict[str, list[float]] = {}
         self.ends: dict[str, Summary] = {}
         self.end: End | None = None
+        self.waiting: float | None = None
         self.submitted = submitted
 
-    def take(self, now: float, command: Chunk | OutputEnd | End) -> None:
+    def take(self, now: float, command: Chunk | OutputEnd | Waiting | End) -> None:
         assert self.end is None, f"run {self.run}: {command} after the end"
+        if isinstance(command, Waiting):
+            self.waiting = command.seconds
+            return
         if isinstance(command, End):
             self.end = command
             return
@@ -96,7 +102,8 @@ class Simulation:
 
     Args:
         executors: that are up from the start.
-        max_runs, observers, costs: see `Core`.
+        max_runs, observers, costs, tenants: see `Core`.
+        policy: by name.
     """
 
     def __init__(
@@ -106,8 +113,10 @@ class Simulation:
         max_runs: int = 20_000,
         observers: Iterable[Observer] = (),
         costs: Costs | None = None,
+        policy: str = "deadline",
+        tenants: Mapping[str, float] | None = None,
     ) -> None:
-        self.core = Core(batch_limits(*cards), max_runs, observers, costs)
+        self.core = Core(batch_limits(*cards), max_runs, observers, costs, policy_named(policy), tenants)
         self.now = 0.0
         self.executors: dict[str, SimExecutor] = {}
         self.mail: dict[str, deque[Message]] = {}

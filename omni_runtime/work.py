@@ -265,6 +265,10 @@ class Submit(Struct, frozen=True):
     seed: int
     priority: int = 1
     n: int = 1  # samples; sample i has seed + i
+    tenant: str = ""  # whose share of the devices it uses
+    deadline: float | None = None  # seconds after it came by which all of it is wanted
+    first_output: float | None = None  # the same, of the first piece of every output
+    promised: bool = False  # its sound must not run dry
     label: str = ""  # the caller's own name for it; shown, never used as a key
 
 
@@ -272,6 +276,22 @@ class Cancel(Struct, frozen=True):
     """The user wants no more of a run."""
 
     run: int
+
+
+class Played(Struct, frozen=True):
+    """So many seconds of a sound output have been heard by now. Without such news it plays since its first delivery."""
+
+    run: int
+    output: str
+    seconds: float
+    sample: int = 0
+
+
+class Waiting(Struct, frozen=True):
+    """A request waits until its promise can be kept: about so many seconds. None: it waits no more."""
+
+    run: int
+    seconds: float | None
 
 
 class Chunk(Struct, frozen=True):
@@ -301,7 +321,11 @@ class End(Struct, frozen=True):
     detail: str = ""
     units: dict[str, int] = {}  # units run, by loop
     usage: dict[str, dict[str, int]] = {}  # by loop
+    seconds: float = 0.0  # of devices: its share of every batch that it was in
+    silence: dict[str, float] = {}  # seconds in which a sound output had nothing to play, as far as is known here
+    missed: tuple[str, ...] = ()  # deadline_s, first_output_s
+    retry_after: float = 0.0  # seconds; of a refusal that another try may escape
 
 
-Input = Submit | Cancel | Report
-Command = RunBatch | Release | Drop | Chunk | OutputEnd | End
+Input = Submit | Cancel | Played | Report
+Command = RunBatch | Release | Drop | Chunk | OutputEnd | Waiting | End

@@ -5,17 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from omni_runtime.flow.aim import aim
 from omni_runtime.flow.run import Node, Run
-from omni_runtime.flow.walk import Walk
-from omni_runtime.orders import Admitted, BatchDone, BatchFailed, Dispatch, Fail, Finish, Forget, Instruction, Refuse, Submitted
-from omni_runtime.work import Answer, Broken, Cancel, Drop, End, ExecutorDown, ExecutorUp, Input, Row, RunBatch, Submit
+from omni_runtime.flow.walk import Safe, Walk
+from omni_runtime.orders import (
+    Admitted,
+    BatchDone,
+    BatchFailed,
+    Claimed,
+    Dispatch,
+    Fail,
+    Finish,
+    Forget,
+    Held,
+    Instruction,
+    Refuse,
+    Submitted,
+)
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.work import (
+    Answer,
+    Broken,
+    Cancel,
+    Drop,
+    End,
+    ExecutorDown,
+    ExecutorUp,
+    Input,
+    Played,
+    Row,
+    RunBatch,
+    Submit,
+    Waiting,
+)
 
 
 class Flow(Walk):
     """Applies inputs and instructions to runs."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, costs: Costs | None = None, sized: bool = True, safe: Safe | None = None, whole: bool = False) -> None:
+        super().__init__(costs, sized, safe)
+        self.whole = whole  # hand-offs wait until all of them is there
         self.flying: dict[int, tuple[str, list[tuple[Node, int]]]] = {}  # batch -> executor, (node, size) of every row
 
     def apply(self, item: Input) -> None:
@@ -29,12 +59,17 @@ class Flow(Walk):
     def _submit(self, item: Submit) -> None:
         assert item.run not in self.runs, f"run id {item.run} is in use"
         try:
-            run = Run(item, self.now)
+            run = Run(item, self.now, self.whole)
+            aim(run, self.costs)
         except Exception as error:
             self.out.append(End(item.run, "failed", repr(error)))
             return
         self.runs[run.id] = run
-        self.events.append(Submitted(run.id, self.now, run.priority, run.plan.together))
+        promised = tuple(run.listeners.values()) if item.promised else ()
+        self.events.append(Submitted(run.id, self.now, run.priority, run.plan.together, item.tenant, promised, item.first_output))
+        if promised and not any(step.pooled for step in run.plan.steps):
+            run.claimed = True
+            self.events.append(Claimed(run.id, ()))
         for node in run.nodes.values():
             self.touch(node)
 
@@ -42,6 +77,12 @@ class Flow(Walk):
         run = self.runs.get(item.run)
         if run is not None:
             self.end(run, "cancelled")
+
+    def _played(self, item: Played) -> None:
+        run = self.runs.get(item.run)
+        listener = run.listeners.get((item.output, item.sample)) if run is not None else None
+        if listener is not None:
+            listener.played(self.now, item.seconds)
 
     def _answer(self, item: Answer) -> None:
         flight = self.flying.pop(item.batch, None)
@@ -123,12 +164,19 @@ class Flow(Walk):
         for loop, blocks in order.blocks.items():
             node = run.nodes[loop]
             node.ctx.room = (blocks - node.step.spec.state_blocks) * node.step.block
+        if run.waits:
+            run.waits = False
+            self.out.append(Waiting(run.id, None))
+
+    def _held(self, order: Held) -> None:
+        self.runs[order.run].waits = True
+        self.out.append(Waiting(order.run, order.seconds))
 
     def _fail(self, order: Fail) -> None:
         self.end(self.runs[order.run], order.reason, order.detail)
 
     def _refuse(self, order: Refuse) -> None:
-        self.end(self.runs[order.run], order.reason, order.detail)
+        self.end(self.runs[order.run], order.reason, order.detail, order.retry_after)
 
     def _finish(self, order: Finish) -> None:
         for node in self.runs.pop(order.run).nodes.values():
@@ -160,6 +208,7 @@ class Flow(Walk):
 INPUTS: dict[type, Callable[[Flow, Any], None]] = {
     Submit: Flow._submit,
     Cancel: Flow._cancel,
+    Played: Flow._played,
     Answer: Flow._answer,
     Broken: Flow._broken,
     ExecutorUp: Flow._up,
@@ -168,6 +217,7 @@ INPUTS: dict[type, Callable[[Flow, Any], None]] = {
 ORDERS: dict[type, Callable[[Flow, Any], None]] = {
     Dispatch: Flow._dispatch,
     Admitted: Flow._admitted,
+    Held: Flow._held,
     Refuse: Flow._refuse,
     Fail: Flow._fail,
     Finish: Flow._finish,

@@ -9,6 +9,7 @@ from omni_runtime.loop import Context, Loop
 from omni_runtime.loops import LOOPS
 from omni_runtime.program import Plan, Step
 from omni_runtime.request import as_items
+from omni_runtime.scheduler.goal import Goal, Leg, Listener
 from omni_runtime.work import Submit, Summary, WorkUnit
 
 
@@ -20,22 +21,27 @@ def key(name: str, sample: int) -> str:
 class Route:
     """Where the items of a port go: to a channel if a node reads it, and to outputs of the request."""
 
-    __slots__ = ("channel", "outputs", "sent")
+    __slots__ = ("channel", "first", "listener", "outputs", "sent")
 
     def __init__(self, channel: Channel | None, outputs: tuple[str, ...]) -> None:
         self.channel = channel
         self.outputs = outputs
         self.sent = 0  # items that the outputs have had
+        self.listener: Listener | None = None  # who hears them
+        self.first: Goal | None = None  # by when the first of them is wanted
 
 
 class Node:
     """A loop of a run."""
 
     __slots__ = (
+        "asked",
         "busy",
         "ctx",
         "done",
         "full",
+        "heard",
+        "legs",
         "loop",
         "name",
         "offered",
@@ -46,6 +52,7 @@ class Node:
         "run",
         "sample",
         "siblings",
+        "size",
         "sources",
         "state",
         "step",
@@ -80,6 +87,10 @@ class Node:
         self.queued = False  # is on the list of nodes to look at
         self.done = False
         self.units = 0
+        self.size = 0  # granted to all of its units
+        self.legs: list[Leg] = []  # what it is waited for
+        self.heard: tuple[Listener, Leg, float] | None = None  # who hears what it gives, and seconds of sound for one of its size
+        self.asked = (-1, 0)  # progress, and how much of an offer its listener wanted then
         self.summary = Summary()
 
     def held_back(self) -> bool:
@@ -94,9 +105,24 @@ class Node:
 class Run:
     """One request."""
 
-    __slots__ = ("arrival", "claimed", "ended", "id", "nodes", "open", "plan", "priority")
+    __slots__ = (
+        "arrival",
+        "claimed",
+        "ended",
+        "goals",
+        "id",
+        "late",
+        "listeners",
+        "nodes",
+        "open",
+        "plan",
+        "priority",
+        "submit",
+        "waits",
+        "whole",
+    )
 
-    def __init__(self, submit: Submit, now: float) -> None:
+    def __init__(self, submit: Submit, now: float, whole: bool = False) -> None:
         plan: Plan = submit.plan
         self.id = submit.run
         self.plan = plan
@@ -104,8 +130,14 @@ class Run:
         self.priority = submit.priority
         self.open: dict[tuple[str, int], None] = {}  # outputs of samples that are not complete
         self.ended = ""
+        self.waits = False  # until its promise can be kept
+        self.late = False  # a first piece came after it was wanted
         self.claimed = False
         self.nodes: dict[str, Node] = {}
+        self.submit = submit
+        self.listeners: dict[tuple[str, int], Listener] = {}  # by output and sample
+        self.goals: list[Goal] = []  # all others
+        self.whole = whole  # every hand-off waits for all of it
         self._wire(submit)
 
     def _wire(self, submit: Submit) -> None:
@@ -131,7 +163,7 @@ class Run:
                         channel = Channel()
                         channel.push(0, as_items(step.spec.reads[slot].type, submit.inputs[edge.port.port]))
                         channel.close("given")
-                    self._attach(node, slot, Reader(channel, full, edge.capacity, node))
+                    self._attach(node, slot, Reader(channel, full or self.whole, None if self.whole else edge.capacity, node))
                 node.ctx = Context(
                     run=self.id,
                     loop=node.name,

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from msgspec.structs import replace
 
 from omni_runtime.channel import Reader
 from omni_runtime.errors import RequestTooLarge
-from omni_runtime.flow.run import Node, Run
+from omni_runtime.flow.aim import learn
+from omni_runtime.flow.run import Node, Route, Run, key
 from omni_runtime.orders import Blocked, Claim, Claimed, Closed, Event, LoopDone, UnitReady, Withdrawn
-from omni_runtime.scheduler.rank import due
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.scheduler.goal import NEVER, Goal, Listener, Whole, asked
+from omni_runtime.scheduler.rank import due, sooner
 from omni_runtime.work import Chunk, Command, Done, End, OutputEnd, Push, Release, StepResult, TensorRef, Wait, WorkUnit
+
+Safe = Callable[[Listener, float, float], bool]
 
 
 class Walk:
     """The verbs on nodes. Events for the scheduler gather in `events`, commands for the world in `out`.
 
+    Args:
+        costs: prices and paces; paces are learned here, from runs that ended as they should.
+        sized: loops that are listened to offer what their listener's buffer asks for.
+        safe: whether a listener who was promised something may begin to hear.
+
     With `observed`, `events` also holds why loops offer nothing; the core takes that out before the scheduler sees it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: Costs | None = None, sized: bool = True, safe: Safe | None = None) -> None:
+        self.costs = costs or Costs()
+        self.sized = sized  # listeners say how much of an offer they want
+        self.safe: Safe = safe or (lambda listener, now, arrival: True)  # whether a promised listener may begin
         self.runs: dict[int, Run] = {}
         self.now = 0.0
         self.out: list[Command] = []
@@ -62,6 +77,8 @@ class Walk:
             return
         had = node.unit
         if type(step) is WorkUnit:
+            if node.heard is not None and self.sized and step.hi > step.lo:
+                step = self._as_asked(node, step)
             node.unit = unit = step
         else:
             node.unit = unit = None
@@ -70,6 +87,14 @@ class Walk:
         self.offer(node)
         if node.sources and (unit is None) is not (had is None):
             self._reoffer_sources(node)  # whether this node may run decides who is held back
+
+    def _as_asked(self, node: Node, unit: WorkUnit) -> WorkUnit:
+        """An offer cut to what the listener wants; decided once a step, since his buffer drains while it waits."""
+        if node.asked[0] != unit.at and node.heard is not None:
+            listener, leg, seconds = node.heard
+            node.asked = (unit.at, asked(listener, leg, self.now, seconds, unit.weight, 1 << 30))
+        most = max(unit.lo, node.asked[1])
+        return unit if unit.hi <= most else replace(unit, hi=most)
 
     def _prime(self, node: Node) -> bool:
         for reader in node.full:
@@ -113,7 +138,14 @@ class Walk:
                 self.events.append(Withdrawn(node.run.id, node.name))
         elif old is None or old.hi != unit.hi or old.at != unit.at:
             node.offered = unit
-            self.events.append(UnitReady(unit, due(self.now, node.run.priority)))
+            ready = self.now
+            by = due(ready, node.run.priority)
+            if node.legs:
+                for leg in node.legs:
+                    if type(leg.goal) is Whole:
+                        leg.goal.refresh()
+                by = sooner(ready, by, node.legs)
+            self.events.append(UnitReady(unit, by))
 
     def _blocked(self, node: Node, why: str, *on: str) -> None:
         self.events.append(Blocked(node.run.id, node.name, why, on))
@@ -129,7 +161,10 @@ class Walk:
     def take(self, node: Node, size: int, result: StepResult) -> None:
         """A unit is back."""
         node.units += 1
+        node.size += size
         run = node.run
+        if node.unit is not None and node.unit.weight != 1.0:
+            self.costs.pace(run.plan.program, node.step.name).weigh(node.unit.weight)
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)
@@ -166,9 +201,15 @@ class Walk:
             assert again >= 0, f"{node.name}.{push.port}: items start at {push.start}, {route.sent} were sent"
             fresh = push.items[again:] if again else push.items
             if len(fresh):
-                for name in route.outputs:
-                    self.out.append(Chunk(node.run.id, name, route.sent, fresh, node.sample))
-                route.sent += len(fresh)
+                start = route.sent
+                route.sent = start + len(fresh)
+                if route.listener is not None:
+                    self._sound(node, route, route.listener, fresh)
+                else:
+                    for name in route.outputs:
+                        self.out.append(Chunk(node.run.id, name, start, fresh, node.sample))
+                    if route.first is not None:
+                        self._came(node.run, route.first)
         channel = route.channel
         if channel is not None:
             waste = channel.push(push.start, push.items)
@@ -178,6 +219,38 @@ class Walk:
                 reading: Node = reader.node
                 if not reader.full and not reading.queued and not reading.busy:
                     self.touch(reading)
+
+    def _sound(self, node: Node, route: Route, listener: Listener, samples: Any) -> None:
+        """Sound for a listener: at once, or when his start is safe."""
+        listener.made += len(samples) / listener.rate
+        listener.note()
+        if not listener.promised or listener.started:
+            self._deliver(node, route, listener, samples)
+        else:
+            listener.held.append(samples)
+            if self.safe(listener, self.now, node.run.arrival):
+                self._open(node, route, listener)
+        listener.refresh()
+
+    def _open(self, node: Node, route: Route, listener: Listener) -> None:
+        held, listener.held = listener.held, []
+        for samples in held:
+            self._deliver(node, route, listener, samples)
+
+    def _deliver(self, node: Node, route: Route, listener: Listener, samples: Any) -> None:
+        for name in route.outputs:
+            self.out.append(Chunk(node.run.id, name, listener.shown, samples, node.sample))
+        listener.shown += len(samples)
+        if not listener.started:
+            self._came(node.run, listener)
+        listener.hear(self.now, len(samples) / listener.rate)
+
+    def _came(self, run: Run, goal: Goal) -> None:
+        """The first piece of an output is there."""
+        if run.submit.first_output is not None and self.now > run.arrival + run.submit.first_output:
+            run.late = True
+        if not isinstance(goal, Listener):
+            goal.by = NEVER
 
     def release(self, refs: Iterable[TensorRef]) -> None:
         homes: dict[str, list[TensorRef]] = {}
@@ -209,6 +282,9 @@ class Walk:
                 route.channel.close("done")
                 for reader in route.channel.readers:
                     self.touch(reader.node)
+            if route.listener is not None:
+                self._open(node, route, route.listener)
+                route.listener.end()
             for name in route.outputs:
                 self.out.append(OutputEnd(run.id, name, node.summary, node.sample))
                 del run.open[name, node.sample]
@@ -222,20 +298,45 @@ class Walk:
         else:
             self.end(run, "failed", f"{node.name}: {error!r}")
 
-    def end(self, run: Run, reason: str, detail: str = "") -> None:
+    def end(self, run: Run, reason: str, detail: str = "", retry_after: float = 0.0) -> None:
         """The caller knows at once; the books close when the units in flight are back."""
         if run.ended:
             return
+        if reason == "done":
+            learn(run, self.costs)
+        elif reason != "cancelled":  # what was made stays valid
+            for node in run.nodes.values():
+                for route in node.routes.values():
+                    if route.listener is not None and route.listener.held:
+                        self._open(node, route, route.listener)
         run.ended = reason
         usage = {}
         for node in run.nodes.values():
             if node.state is not None and not node.done:
                 node.summary = _summary(node)
             usage[node.name] = node.summary.usage
-        end = End(run.id, reason, detail, {n.name: n.units for n in run.nodes.values()}, usage)
+        end = End(
+            run.id,
+            reason,
+            detail,
+            {n.name: n.units for n in run.nodes.values()},
+            usage,
+            silence={key(output, sample): listener.silence for (output, sample), listener in run.listeners.items()},
+            missed=self._missed(run),
+            retry_after=retry_after,
+        )
         self.out.append(end)
         self.ends.append(end)
         self.events.append(Closed(run.id))
+
+    def _missed(self, run: Run) -> tuple[str, ...]:
+        submit = run.submit
+        missed = []
+        if submit.deadline is not None and self.now > run.arrival + submit.deadline:
+            missed.append("deadline_s")
+        if submit.first_output is not None and (run.late or (self.now > run.arrival + submit.first_output and run.open)):
+            missed.append("first_output_s")
+        return tuple(missed)
 
 
 def _source(reader: Reader) -> str:

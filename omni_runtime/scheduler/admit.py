@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_runtime.orders import Admitted, Claim, Fail, Forget, Refuse
-from omni_runtime.scheduler.book import ExecBook, RunBook
+from omni_runtime.orders import Admitted, Claim, Fail, Forget, Held, Refuse
+from omni_runtime.scheduler.book import ExecBook, RunBook, Tenant
+from omni_runtime.scheduler.supply import Supply
 
 
 def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:
@@ -65,14 +66,35 @@ def rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
 
 
 class Admission:
-    """The queue of runs that wait for memory. A run that does not fit blocks the pools it needs for all its juniors."""
+    """The queue of runs that wait for memory, or until what they were promised can be kept.
 
-    def __init__(self) -> None:
+    A run that does not fit blocks the pools it needs for all its juniors, and one whose promise cannot be kept yet blocks all
+    promises after it.
+
+    Args:
+        supply: which promises can be kept.
+        most: promised runs that may wait; more are refused with the time after which to try again.
+    """
+
+    def __init__(self, supply: Supply, most: int = 64) -> None:
         self.waiting: dict[int, tuple[RunBook, dict[str, int]]] = {}
         self.changed = False  # a run came, or memory was freed
+        self.supply = supply
+        self.most = most
+        self.held: dict[int, float] = {}  # promised runs that wait for others to end -> seconds that they were told
 
     def claim(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
         """Places a run that told its claims, and queues or refuses it; returns whether it is queued."""
+        if run.promised and (load := self.supply.never(run.promised)):
+            out.append(
+                Refuse(
+                    run.id,
+                    "too_slow",
+                    f"guarantee: a second of its sound takes {load:.2f} s here even alone; send it without a guarantee, or "
+                    "shorten what comes between two sounds",
+                )
+            )
+            return False
         for claim in run.claims or ():
             if place(executors, run, claim.expert) is None:
                 out.append(Fail(run.id, "lost", f"no executor hosts {', '.join(run.together[claim.expert])} any more"))
@@ -88,13 +110,35 @@ class Admission:
     def forget(self, run: RunBook) -> None:
         if self.waiting.pop(run.id, None) is not None:
             self.changed = True
+        self.held.pop(run.id, None)
+        if self.supply.streams.pop(run.id, None) is not None:
+            self.changed = True
 
-    def admit(self, executors: dict[str, ExecBook], out: list[Any]) -> list[RunBook]:
-        """Everybody who fits, most senior first."""
+    def order(self) -> list[tuple[RunBook, dict[str, int]]]:
+        """Who comes first: tenants take turns, who has least admitted for its weight first, each with its most senior run."""
+        waiting = sorted(self.waiting.values(), key=lambda w: w[0].since)
+        if len({w[0].tenant for w in waiting}) < 2:
+            return waiting
+        turns: dict[Tenant, int] = {}
+        ranked = []
+        for entry in waiting:
+            tenant = entry[0].tenant
+            turns[tenant] = turn = turns.get(tenant, tenant.admitted) + 1
+            ranked.append((turn / tenant.weight, entry[0].since, entry))
+        return [entry for _, _, entry in sorted(ranked, key=lambda r: r[:2])]
+
+    def admit(self, executors: dict[str, ExecBook], now: float, out: list[Any]) -> list[RunBook]:
+        """Everybody who fits, in order."""
         self.changed = False
         admitted: list[RunBook] = []
         blocked: set[tuple[str, str]] = set()
-        for run, granted in sorted(self.waiting.values(), key=lambda w: w[0].since):
+        ahead = 0  # promised runs that go on waiting
+        for run, granted in self.order():
+            if run.promised and (ahead or not self.supply.fits(run.promised, now)):
+                self._hold(run, ahead, out)
+                ahead += run.id in self.held
+                continue
+            self.held.pop(run.id, None)  # from here on it may wait for memory, as anybody
             needs: dict[tuple[str, str], int] = {}
             for claim in run.claims or ():
                 pool = (run.homes[claim.expert], claim.expert)
@@ -109,6 +153,29 @@ class Admission:
                 executors[run.homes[claim.expert]].ledgers[claim.expert].reserve(run.id, claim.loop, granted[claim.loop])
             del self.waiting[run.id]
             run.admitted = True
+            run.tenant.admitted += 1
+            if run.promised:
+                self.supply.streams[run.id] = run.promised
             admitted.append(run)
             out.append(Admitted(run.id, granted))
         return admitted
+
+    def _hold(self, run: RunBook, ahead: int, out: list[Any]) -> None:
+        """A promised run must wait: it is told how long, or refused where that is longer than it can use."""
+        seconds = self.supply.wait(ahead)
+        if run.id in self.held:
+            if abs(seconds - self.held[run.id]) > 0.25 * self.held[run.id]:
+                self.held[run.id] = seconds
+                out.append(Held(run.id, seconds))
+            return
+        if len(self.held) >= self.most or (run.first_output is not None and seconds > run.first_output):
+            why = (
+                f"{len(self.held)} promised requests wait already, the limit"
+                if len(self.held) >= self.most
+                else f"first_output_s={run.first_output}: its promise can be kept in about {seconds:.1f} s"
+            )
+            del self.waiting[run.id]
+            out.append(Refuse(run.id, "overloaded", f"{why}; send it again then", max(seconds, 0.1)))
+            return
+        self.held[run.id] = seconds
+        out.append(Held(run.id, seconds))

@@ -6,6 +6,7 @@ from typing import Any
 
 from omni_runtime.orders import Claim, Submitted
 from omni_runtime.scheduler.cost import OpModel
+from omni_runtime.scheduler.goal import Listener
 from omni_runtime.scheduler.ledger import Ledger
 from omni_runtime.scheduler.rank import seniority
 from omni_runtime.work import ExecutorUp, WorkUnit
@@ -16,7 +17,23 @@ Group = tuple[str, str, tuple[Any, ...]]  # expert, op, batch key
 class Offer:
     """What a loop offers now. One object for the life of the loop; heaps hold (due, seq, offer) and `seq` dates an entry."""
 
-    __slots__ = ("chain", "copied", "cost", "cover", "due", "held", "home", "live", "ran", "run", "sent", "seq", "size", "unit")
+    __slots__ = (
+        "chain",
+        "copied",
+        "cost",
+        "cover",
+        "due",
+        "held",
+        "home",
+        "live",
+        "queued",
+        "ran",
+        "run",
+        "sent",
+        "seq",
+        "size",
+        "unit",
+    )
 
     def __init__(self, run: RunBook, unit: WorkUnit) -> None:
         self.run = run
@@ -24,6 +41,7 @@ class Offer:
         self.due = 0.0
         self.seq = 0
         self.live = False  # waits to be picked
+        self.queued = False  # it is in the queue of its executor
         self.ran = False  # the executor may keep state of it
         self.size = 0  # granted to the unit in flight
         self.copied = 0  # of them, positions that are copied and not computed
@@ -38,6 +56,20 @@ class Offer:
         raise AssertionError("two heap entries with one sequence number")
 
 
+class Tenant:
+    """Whose requests they are."""
+
+    __slots__ = ("admitted", "alive", "name", "requests", "seconds", "weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.alive = 0  # runs
+        self.admitted = 0  # of them, those that hold memory
+        self.requests = 0  # that ever came
+        self.seconds = 0.0  # of devices, as measured
+
+
 class RunBook:
     """What the scheduler knows of a run."""
 
@@ -46,18 +78,24 @@ class RunBook:
         "claims",
         "closing",
         "doomed",
+        "first_output",
         "flying",
         "homes",
         "id",
         "offers",
+        "promised",
         "seconds",
         "since",
         "solo",
+        "tenant",
         "together",
     )
 
-    def __init__(self, event: Submitted) -> None:
+    def __init__(self, event: Submitted, tenant: Tenant) -> None:
         self.id = event.run
+        self.tenant = tenant
+        self.promised: list[Listener] = list(event.promised)
+        self.first_output = event.first_output
         self.since = seniority(event.arrival, event.priority, event.run)
         self.together = {expert: group for group in event.together for expert in group}
         self.homes: dict[str, str] = {}  # expert -> executor
@@ -103,15 +141,28 @@ class Bill:
 class ExecBook:
     """What the scheduler knows of an executor."""
 
-    __slots__ = ("bills", "experts", "flying", "groups", "ledgers", "name", "pinned", "reuse", "slots")
+    __slots__ = (
+        "bills",
+        "clock",
+        "experts",
+        "flying",
+        "groups",
+        "ledgers",
+        "name",
+        "pinned",
+        "reuse",
+        "shares",
+        "slots",
+    )
 
     def __init__(self, up: ExecutorUp) -> None:
         self.name = up.executor
         self.experts = frozenset(up.experts)
         self.slots = up.slots
         self.reuse = up.reuse
-        # an expert without a pool can still be claimed, with nothing
-        self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}
+        self.shares: dict[Tenant, float] = {}  # virtual time: predicted device-seconds over weight
+        self.clock = 0.0  # virtual time of the tenant that was served last
+        self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}  # without a pool: of nothing
         self.flying: dict[int, list[Offer]] = {}
         self.groups: dict[int, Group] = {}  # batch in flight -> its group
         self.bills: dict[int, Bill] = {}

@@ -26,8 +26,8 @@ def check(s: Scheduler) -> None:
                 assert not offer.live and offer.run.flying[offer.unit.loop] == batch
                 assert offer.unit.kind.group == ex.groups[batch], "a batch of two groups"
                 assert offer.unit.loop not in offer.run.solo or len(members) == 1, "a suspect has company"
-        if len(ex.flying) < ex.slots:
-            assert s.queues.head(ex.name, ex.groups) is None, f"{ex.name} is idle beside ready work"
+        if len(ex.flying) < (1 if s.policy.whole else ex.slots):  # `requests` leaves places empty on purpose, never all
+            assert s.queues.head(ex, ex.groups) is None, f"{ex.name} is idle beside ready work"
     assert set(s.where) == {b for ex in s.executors.values() for b in ex.flying}
     for run in s.runs.values():
         assert not run.closing or run.flying, f"run {run.id} is closed and its books are open"
@@ -38,13 +38,21 @@ def check(s: Scheduler) -> None:
             assert any(o.run is run and o.unit.loop == loop for o in s.where[batch].flying[batch])
         for offer in run.offers.values():
             if offer.live and offer.home is not None:
-                heap = s.queues.heaps[offer.home][offer.unit.kind.group]
+                heap = s.queues.heaps[offer.home][offer.unit.kind.group][run.tenant]
                 assert any(e[2] is offer and e[1] == offer.seq for e in heap), "a lost offer"
             elif offer.live:
                 assert not run.admitted and run.homes is not None
-    waiting = sorted(w[0].since for w in s.admission.waiting.values())
-    if waiting:  # the most senior one waits for memory that somebody holds, or it would have been admitted
-        run, granted = next(w for w in s.admission.waiting.values() if w[0].since == waiting[0])
+    assert s.admission.held.keys() <= s.admission.waiting.keys(), "a promise to somebody who is gone"
+    for run_id in s.supply.streams:
+        assert s.runs[run_id].admitted and s.runs[run_id].promised, f"run {run_id} was promised nothing"
+    for tenant in s.tenants.values():
+        mine = [run for run in s.runs.values() if run.tenant is tenant]
+        assert tenant.alive == len(mine) and tenant.admitted == sum(run.admitted for run in mine), f"runs of {tenant.name!r}"
+    waiting = [w for w in s.admission.order() if w[0].id not in s.admission.held]
+    if s.admission.held:
+        assert s.supply.streams, "promised runs wait for nobody"
+    if waiting:  # the first one waits for memory that somebody holds, or it would have been admitted
+        run, granted = waiting[0]
         assert any(
             sum(granted[c.loop] for c in run.claims or () if c.expert == claim.expert)
             > s.executors[run.homes[claim.expert]].ledgers[claim.expert].unreserved
@@ -54,10 +62,14 @@ def check(s: Scheduler) -> None:
 
 def idle(s: Scheduler) -> None:
     """Raises AssertionError unless every book is at its baseline: nothing is alive."""
+    assert not s.supply.streams and not any(tenant.alive or tenant.admitted for tenant in s.tenants.values())
+    assert not any(ex.shares for ex in s.executors.values()), "shares of tenants that have nothing"
     assert not s.runs and not s.where and not s.admission.waiting, (s.runs, s.where, s.admission.waiting)
     for ex in s.executors.values():
         assert not ex.flying and not ex.pinned
         for ledger in ex.ledgers.values():
             assert ledger.unreserved + ledger.evictable == ledger.total and set(ledger.reserved) == set(ledger.kept)
             ledger.check()
-    assert not any(e[2].live and e[2].seq == e[1] for groups in s.queues.heaps.values() for heap in groups.values() for e in heap)
+    for groups in s.queues.heaps.values():
+        for heap in (heap for heaps in groups.values() for heap in heaps.values()):
+            assert not any(offer.live and offer.seq == seq for _, seq, offer in heap), "an offer of nobody"

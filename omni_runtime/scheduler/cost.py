@@ -115,9 +115,12 @@ class OpModel:
     def save(self) -> dict[str, Any]:
         """All of it as plain numbers."""
         return {
-            "seed": list(self.seed), "theta": list(self.theta), "pace": self.pace, "speed": self.speed, "spread": self.spread, "mean": self.mean,
-            "worst": self.worst, "batches": self.batches, "moments": list(self._moments), "target": list(self._target),
-        }  # fmt: skip
+            "seed": list(self.seed),
+            "theta": list(self.theta),
+            "moments": list(self._moments),
+            "target": list(self._target),
+            **{name: getattr(self, name) for name in SINGLE},
+        }
 
     @classmethod
     def load(cls, saved: Mapping[str, Any]) -> OpModel:
@@ -126,23 +129,25 @@ class OpModel:
             ValueError: something is missing, unknown, of another length or no number from 0 on.
         """
         lengths = {"seed": 4, "theta": 4, "moments": 10, "target": 4}
-        single = ("pace", "speed", "spread", "mean", "worst", "batches")
-        if odd := set(saved) ^ {*lengths, *single}:
+        if odd := set(saved) ^ {*lengths, *SINGLE}:
             raise ValueError(f"{min(odd)} is {'unknown' if min(odd) in saved else 'missing'}")
         for name, length in lengths.items():
             if not isinstance(saved[name], list) or len(saved[name]) != length or not all(map(_number, saved[name])):
                 raise ValueError(f"{name}: {length} numbers from 0 on are needed, not {saved[name]!r}")
-        for name in single:
+        for name in SINGLE:
             if not _number(saved[name]):
                 raise ValueError(f"{name}: a number from 0 on is needed, not {saved[name]!r}")
         batch, unit, work, reach = saved["seed"]
         model = cls(OpCost(batch=batch, unit=unit, work=work, reach=reach))
         model.theta = tuple(saved["theta"])
-        for name in single:
+        for name in SINGLE:
             setattr(model, name, float(saved[name]))
         model.batches = int(saved["batches"])
         model._moments, model._target = list(saved["moments"]), list(saved["target"])
         return model
+
+
+SINGLE = ("pace", "speed", "spread", "mean", "worst", "batches")
 
 
 def _number(value: Any) -> bool:

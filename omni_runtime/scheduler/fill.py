@@ -6,94 +6,187 @@ from heapq import heappop, heappush
 
 from omni_runtime.card import OpLimits
 from omni_runtime.orders import Grant
-from omni_runtime.scheduler.book import ExecBook, Group, Offer
+from omni_runtime.scheduler.book import ExecBook, Group, Offer, Tenant
+from omni_runtime.scheduler.cost import OpModel
+from omni_runtime.scheduler.goal import NEVER
 from omni_runtime.work import Fork
 
 Heap = list[tuple[float, int, Offer]]
 
 
 class Queues:
-    """Ready offers by executor and group, each a heap of (due, seq, offer); withdrawn ones are skipped when met."""
+    """Ready offers by executor, group and tenant, each a heap of (rank, seq, offer); withdrawn ones are skipped when met."""
 
     def __init__(self) -> None:
-        self.heaps: dict[str, dict[Group, Heap]] = {}
+        self.heaps: dict[str, dict[Group, dict[Tenant, Heap]]] = {}
 
     def push(self, offer: Offer) -> None:
         groups = self.heaps.setdefault(offer.home or "", {})
         group = offer.unit.kind.group
-        heap = groups.get(group)
+        heaps = groups.get(group)
+        if heaps is None:
+            heaps = groups[group] = {}
+        heap = heaps.get(offer.run.tenant)
         if heap is None:
-            heap = groups[group] = []
+            heap = heaps[offer.run.tenant] = []
         heappush(heap, (offer.due, offer.seq, offer))
 
-    def head(self, executor: str, busy: dict[int, Group]) -> Group | None:
-        """The group of the most urgent offer, leaving out groups that are in flight: one of their batches is waited for
-        anyway, and taking them again would split eight decodes into alternating fours at half the throughput."""
-        best: tuple[float, int, Offer] | None = None
+    def head(self, ex: ExecBook, busy: dict[int, Group], fair: bool = False) -> Group | None:
+        """The group of the most urgent offer, of the tenant that is least served if it is to be fair.
+
+        Groups that are in flight are left out: one of their batches is waited for anyway, and taking them again would split
+        eight decodes into alternating fours at half the throughput.
+        """
+        best: tuple[float, float, int] | None = None
         chosen = None
         empty = []
-        for group, heap in self.heaps.get(executor, {}).items():
-            while heap and not (heap[0][2].live and heap[0][2].seq == heap[0][1]):
-                heappop(heap)
-            if not heap:
-                empty.append(group)
-            elif (best is None or heap[0] < best) and group not in busy.values():
-                best, chosen = heap[0], group
-        for group in empty:
-            del self.heaps[executor][group]
+        shares = ex.shares
+        for group, heaps in self.heaps.get(ex.name, {}).items():
+            taken = group in busy.values()
+            for tenant, heap in list(heaps.items()) if len(heaps) > 1 else heaps.items():
+                while heap and not (heap[0][2].live and heap[0][2].seq == heap[0][1]):
+                    heappop(heap)
+                if not heap:
+                    empty.append((group, tenant))
+                elif not taken:
+                    rank = (shares.get(tenant, 0.0) if fair else 0.0, heap[0][0], heap[0][1])
+                    if best is None or rank < best:
+                        best, chosen = rank, group
+        for group, tenant in empty:
+            heaps = self.heaps[ex.name][group]
+            del heaps[tenant]
+            if not heaps:
+                del self.heaps[ex.name][group]
         return chosen
+
+    def waits(self, ex: ExecBook, tenant: Tenant) -> bool:
+        """Whether anything of a tenant waits for an executor."""
+        return any(
+            offer.live and offer.seq == seq
+            for heaps in self.heaps.get(ex.name, {}).values()
+            for _, seq, offer in heaps.get(tenant, ())
+        )
 
     def drop(self, executor: str) -> None:
         self.heaps.pop(executor, None)
 
 
-def pick(heap: Heap, limits: OpLimits) -> list[Offer]:
-    """The members of a batch, by rank, each with room for its least.
+class Batch:
+    """A batch that is being filled.
 
-    A suspect (its last batch broke) runs alone until it is past the step that failed.
+    Args:
+        slack: seconds that it may take before promised listeners suffer; then those that nobody promised anything stay out.
     """
-    budget, put_back = limits.size, None
-    picked: list[Offer] = []
-    while heap and len(picked) < limits.units:
-        entry = heappop(heap)
-        offer = entry[2]
-        if not offer.live or offer.seq != entry[1]:
-            continue
-        unit = offer.unit
-        solo = bool(offer.run.solo) and unit.loop in offer.run.solo
-        if unit.lo > budget or (solo and picked):
-            put_back = entry
-            break
-        offer.live = False
-        budget -= unit.lo
-        picked.append(offer)
-        if solo:
-            break
-    if put_back is not None:
-        heappush(heap, put_back)
-    return picked
+
+    def __init__(self, limits: OpLimits, model: OpModel, slack: float = NEVER) -> None:
+        self.picked: list[Offer] = []
+        self.places, self.size = limits.units, limits.size
+        self.model = model
+        self.slack = slack
+        self.seconds = model.speed * model.theta[0] if slack < NEVER else 0.0
+        self.full = False
+
+    @property
+    def spare(self) -> int | None:
+        """What may be shared out beyond the least; None: all that fits. A usual batch may always be, or a prompt would crawl."""
+        if self.slack == NEVER:
+            return None
+        left = max(self.slack, self.model.mean) - self.seconds
+        work = self.model.speed * self.model.theta[2]
+        return max(0, int(left / work)) if work > 0.0 else None
+
+    def price(self, offer: Offer) -> float:
+        """Seconds that the least of an offer adds."""
+        _, unit, work, reach = self.model.theta
+        lo = offer.unit.lo
+        seen = lo * (offer.unit.cached + lo) if offer.unit.kind.block else 0
+        return self.model.speed * (unit + work * lo * offer.unit.weight + reach * seen)
+
+    def fill(self, heap: Heap, aside: Heap, most: int = 1 << 30) -> int:
+        """Takes offers from a heap that have room for their least, `most` of them; returns how many. Those that must stay out
+        go aside.
+
+        A suspect (its last batch broke) runs alone until it is past the step that failed.
+        """
+        picked, places, size = self.picked, self.places, self.size
+        before = len(picked)
+        places = min(places, before + most)
+        while heap and len(picked) < places:
+            entry = heappop(heap)
+            offer = entry[2]
+            if not offer.live or offer.seq != entry[1]:
+                continue
+            unit = offer.unit
+            solo = bool(offer.run.solo) and unit.loop in offer.run.solo
+            if unit.lo > size or (solo and picked):
+                aside.append(entry)
+                self.full = True
+                break
+            if self.slack < NEVER:
+                price = self.price(offer)
+                if picked and not offer.run.promised and self.seconds + price > self.slack:
+                    aside.append(entry)
+                    continue
+                self.seconds += price
+            offer.live = False
+            size -= unit.lo
+            picked.append(offer)
+            if solo:
+                self.full = True
+                break
+        self.size = size
+        self.full = self.full or len(picked) >= self.places
+        return len(picked) - before
 
 
-def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool) -> list[Grant]:
+def pick(heaps: dict[Tenant, Heap], batch: Batch, shares: dict[Tenant, float] | None = None) -> None:
+    """The members of a batch, by rank. With `shares`, place by place of the tenant that is least served, who is charged at once
+    for the least of his unit."""
+    if len(heaps) == 1:
+        (heap,) = heaps.values()
+        left: Heap = []
+        batch.fill(heap, left)
+        for entry in left:
+            heappush(heap, entry)
+        return
+    served = {tenant: shares.get(tenant, 0.0) if shares is not None else 0.0 for tenant in heaps}
+    lefts: dict[Tenant, Heap] = {tenant: [] for tenant in heaps}
+    while not batch.full:
+        tenant = min((t for t in heaps if heaps[t]), key=lambda t: (served[t], heaps[t][0][:2]), default=None)
+        if tenant is None:
+            break
+        if batch.fill(heaps[tenant], lefts[tenant], 1) and shares is not None:
+            served[tenant] += batch.price(batch.picked[-1]) / tenant.weight
+    for tenant, left in lefts.items():
+        for entry in left:
+            heappush(heaps[tenant], entry)
+
+
+def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, spare: int | None = None) -> list[Grant]:
     """Everybody has the least, so a long prefill never stops the decodes beside it; what is left of the budget is shared.
 
     While anybody else waits (not `alone`), nobody is granted more than a chunk: the others' next step is then at most one
-    batch of short units and a few chunks away, however long the prompt that came in between.
+    batch of short units and a few chunks away, however long the prompt that came in between. With `spare` there is no more
+    than so much to share.
     """
     chunk = limits.size if alone or limits.chunk is None else limits.chunk
-    spare = limits.size
+    room = limits.size
     wants: dict[int, int] = {}  # place in the batch -> how much more than its least a unit could use
     forks: dict[int, Fork] = {}
     for at, offer in enumerate(picked):
         unit = offer.unit
-        spare -= unit.lo
+        room -= unit.lo
         want = unit.hi - unit.lo
         if offer.chain and not unit.cached and ex.reuse and (fork := _fork(ex, offer)) is not None:
             forks[at] = fork
             want -= fork.length  # what is copied costs no budget
         if want > 0 and chunk > unit.lo:
             wants[at] = min(want, chunk - unit.lo)
-    more = shares(wants, spare) if wants else wants
+    if wants:
+        room = room if spare is None else min(room, spare)
+        more = shares(wants, room) if len(ex.shares) < 2 else shares_of_tenants(wants, room, picked)
+    else:
+        more = wants
     made = []
     for at, offer in enumerate(picked):
         unit = offer.unit
@@ -127,6 +220,21 @@ def shares(wants: dict[int, int], spare: int) -> dict[int, int]:
         given[at] = min(want, spare // left)
         spare -= given[at]
         left -= 1
+    return given
+
+
+def shares_of_tenants(wants: dict[int, int], spare: int, picked: list[Offer]) -> dict[int, int]:
+    """The same among tenants first, by weight, so that ten prompts of one leave half to the only one of another."""
+    mine: dict[Tenant, dict[int, int]] = {}
+    for at, want in wants.items():
+        mine.setdefault(picked[at].run.tenant, {})[at] = want
+    given: dict[int, int] = {}
+    weight = sum(tenant.weight for tenant in mine)
+    for tenant, places in sorted(mine.items(), key=lambda item: (sum(item[1].values()) / item[0].weight, min(item[1]))):
+        part = min(sum(places.values()), int(spare * tenant.weight / weight + 1e-9))
+        given |= shares(places, part)
+        spare -= part
+        weight -= tenant.weight
     return given
 
 

@@ -24,9 +24,11 @@ from omni_runtime.orders import (
     Withdrawn,
 )
 from omni_runtime.scheduler.admit import Admission, hosts, place
-from omni_runtime.scheduler.book import Bill, ExecBook, Offer, RunBook
+from omni_runtime.scheduler.book import Bill, ExecBook, Offer, RunBook, Tenant
 from omni_runtime.scheduler.cost import Costs
-from omni_runtime.scheduler.fill import Queues, grants, pick
+from omni_runtime.scheduler.fill import Queues, grants
+from omni_runtime.scheduler.policy import Deadline, Policy
+from omni_runtime.scheduler.supply import Supply
 from omni_runtime.work import ExecutorDown, ExecutorUp
 
 
@@ -37,16 +39,30 @@ class Scheduler:
         limits: (expert, op) -> what fits into one batch.
         max_runs: live runs before new ones are refused as overload.
         costs: what is known of prices and paces; it goes on learning.
+        policy: what is done in which order.
+        tenants: weights by name. Without any, every tenant that comes has weight 1; with some, others are not known.
     """
 
-    def __init__(self, limits: Mapping[tuple[str, str], OpLimits], max_runs: int = 20_000, costs: Costs | None = None) -> None:
+    def __init__(
+        self,
+        limits: Mapping[tuple[str, str], OpLimits],
+        max_runs: int = 20_000,
+        costs: Costs | None = None,
+        policy: Policy | None = None,
+        tenants: Mapping[str, float] | None = None,
+    ) -> None:
         self.limits = dict(limits)
+        self.policy = policy or Deadline()
+        self.tenants = {name: Tenant(name, weight) for name, weight in (tenants or {}).items()}
+        self.closed = bool(tenants)  # others than these are not known
+        self.billed: dict[int, float] = {}  # device-seconds of runs whose books closed, until somebody asks
         self.costs = costs or Costs({key: op.cost for key, op in limits.items()})
         self.now = 0.0
         self.max_runs = max_runs
         self.runs: dict[int, RunBook] = {}
         self.executors: dict[str, ExecBook] = {}
-        self.admission = Admission()
+        self.supply = Supply(self.costs, {key: (op.units, op.size) for key, op in limits.items()})
+        self.admission = Admission(self.supply)
         self.queues = Queues()
         self.seq = 0
         self.batches = 0
@@ -58,10 +74,10 @@ class Scheduler:
         self.now = now
         for event in events:
             HANDLERS[type(event)](self, event, out)
-        if self.admission.changed:
-            for run in self.admission.admit(self.executors, out):
+        if self.admission.changed or self.admission.held:
+            for run in self.admission.admit(self.executors, now, out):
                 for offer in run.offers.values():
-                    if offer.live:
+                    if offer.live and not offer.queued:
                         self._queue(offer, out)
         for ex in self.executors.values():
             while len(ex.flying) < ex.slots and self._fill(ex, out):
@@ -79,7 +95,20 @@ class Scheduler:
                 what = f"no executor hosts {group[0]!r}" if len(group) == 1 else f"no executor hosts all of {list(group)}"
                 out.append(Refuse(event.run, "lost", f"{what}; known: {sorted(self.executors)}"))
                 return
-        self.runs[event.run] = RunBook(event)
+        tenant = self.tenants.get(event.tenant)
+        if tenant is None:
+            tenant = self.tenants[event.tenant] = Tenant(event.tenant, 1.0)
+        elif self.closed and tenant.alive >= (most := self._most(tenant)):
+            why = f"tenant {tenant.name!r} has {tenant.alive} requests alive, its share of {self.max_runs} is {most}"
+            out.append(Refuse(event.run, "overloaded", f"{why}; send it again later"))
+            return
+        tenant.alive += 1
+        tenant.requests += 1
+        self.runs[event.run] = RunBook(event, tenant)
+
+    def _most(self, tenant: Tenant) -> int:
+        """Live runs that a tenant may have: nobody can fill the house alone."""
+        return max(1, int(self.max_runs * tenant.weight / sum(t.weight for t in self.tenants.values())))
 
     def _claimed(self, event: Claimed, out: list[Instruction]) -> None:
         run = self.runs.get(event.run)
@@ -102,8 +131,8 @@ class Scheduler:
         if offer.live:  # it grew while it waited: it keeps its place
             return
         self.seq += 1
-        offer.seq, offer.due, offer.live = self.seq, event.due, True
-        if run.admitted or not (unit.kind.block or unit.kind.fixed):
+        offer.seq, offer.due, offer.live, offer.queued = self.seq, self.policy.rank(run, event.due), True, False
+        if run.admitted or not (unit.kind.block or unit.kind.fixed or (run.promised and run.claims is not None)):
             self._queue(offer, out)
 
     def _queue(self, offer: Offer, out: list[Instruction]) -> None:
@@ -113,6 +142,13 @@ class Scheduler:
             if offer.home is None:
                 self._fail(offer.run, "lost", f"no executor hosts {expert!r} any more", out)
                 return
+        ex = self.executors[offer.home]
+        tenant = offer.run.tenant
+        if tenant not in ex.shares:
+            ex.shares[tenant] = ex.clock
+        elif len(ex.shares) > 1 and ex.shares[tenant] < ex.clock and not self.queues.waits(ex, tenant):
+            ex.shares[tenant] = ex.clock  # for the time when it wanted nothing it has nothing to make up for
+        offer.queued = True
         self.queues.push(offer)
 
     def _withdrawn(self, event: Withdrawn, out: list[Instruction]) -> None:
@@ -151,7 +187,9 @@ class Scheduler:
         for offer in self._return(event.batch):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            run.seconds += offer.cost * part
+            mine = offer.cost * part
+            run.seconds += mine
+            run.tenant.seconds += mine
             if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
@@ -205,11 +243,11 @@ class Scheduler:
     # -- Planning
 
     def _fill(self, ex: ExecBook, out: list[Instruction]) -> bool:
-        group = self.queues.head(ex.name, ex.groups)
-        if group is None:
+        chosen = self.policy.choose(self.queues, ex, self.limits, self.costs, self.supply, self.now)
+        if chosen is None:
             return False
-        limits = self.limits[group[:2]]
-        picked = pick(self.queues.heaps[ex.name][group], limits)
+        group, filled = chosen
+        limits, picked = self.limits[group[:2]], filled.picked
         self.batches = batch = self.batches + 1
         for offer in picked:
             offer.run.flying[offer.unit.loop] = batch
@@ -219,14 +257,31 @@ class Scheduler:
         self.where[batch] = ex
         # Only a unit that wants more than a chunk makes it matter who else waits.
         alone = limits.chunk is None or (
-            len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex.name, {0: group}) is None)
+            len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex, {0: group}) is None)
         )
-        granted = grants(ex, picked, limits, alone)
-        ex.bills[batch] = Bill(self.costs.model(group[0], group[1]), picked, self.now, len(ex.flying) == 1)
+        granted = grants(ex, picked, limits, alone, filled.spare)
+        ex.bills[batch] = Bill(filled.model, picked, self.now, len(ex.flying) == 1)
+        if len(ex.shares) > 1:
+            ex.clock = ex.shares[picked[0].run.tenant]
+            for offer in picked:
+                tenant = offer.run.tenant
+                ex.shares[tenant] += offer.cost / tenant.weight
         out.append(Dispatch(batch, ex.name, group[0], group[1], granted))
         return True
 
     # -- Books
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """What every tenant has had: device-seconds, requests, and how many are alive."""
+        return {
+            t.name: {"seconds": t.seconds, "requests": t.requests, "alive": t.alive, "weight": t.weight}
+            for t in self.tenants.values()
+        }
+
+    def spent(self, run: int) -> float:
+        """Device-seconds of a run that is alive or has just ended."""
+        book = self.runs.get(run)
+        return self.billed.get(run, 0.0) if book is None else book.seconds
 
     def _return(self, batch: int) -> list[Offer]:
         ex = self.where.pop(batch)
@@ -267,6 +322,13 @@ class Scheduler:
             if home in self.executors:
                 self.executors[home].pinned -= 1
         del self.runs[run.id]
+        self.billed[run.id] = run.seconds
+        tenant = run.tenant
+        tenant.alive -= 1
+        tenant.admitted -= run.admitted
+        if not tenant.alive:
+            for ex in self.executors.values():
+                ex.shares.pop(tenant, None)
         out.append(Finish(run.id))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omni_runtime.work import Chunk, End, OutputEnd
+from omni_runtime.work import Chunk, End, OutputEnd, Waiting
 
 AUDIBLE = 0.050  # seconds; a shorter silence between two pieces of sound is not noticed
 
@@ -68,7 +68,7 @@ class Outcome:
         self.dry: dict[tuple[str, int], float] = {}  # (output, sample) -> when what was delivered is played
         self.units = 0
 
-    def take(self, now: float, command: Chunk | OutputEnd | End) -> None:
+    def take(self, now: float, command: Chunk | OutputEnd | Waiting | End) -> None:
         if type(command) is Chunk:
             if self.first is None:
                 self.first = now

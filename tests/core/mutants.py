@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant("results of an ended run count", "flow/flow.py", "if node.run.ended:", "if False:"),
     Mutant("tensors of an ended run stay", "flow/walk.py", "self.release(ref for ref in refs if ref not in held)", "pass"),
     Mutant("tensors of a channel stay", "flow/flow.py", "self.release(route.channel.held())", "pass"),
-    Mutant("a chunk is sent twice", "flow/walk.py", "route.sent += len(fresh)", "pass"),
+    Mutant("a chunk is sent twice", "flow/walk.py", "route.sent = start + len(fresh)", "pass"),
     Mutant("batches of a lost executor are waited for", "flow/flow.py", "                del self.flying[batch]\n", ""),
     Mutant(
         "a failing bind leaves its run in the batch",
@@ -143,7 +143,7 @@ MUTANTS = [
         "run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))",
         "pass",
     ),
-    Mutant("a suspect has company", "scheduler/fill.py", "if unit.lo > budget or (solo and picked):", "if unit.lo > budget:"),
+    Mutant("a suspect has company", "scheduler/fill.py", "if unit.lo > size or (solo and picked):", "if unit.lo > size:"),
     Mutant(
         "a suspect stays one",
         "scheduler/scheduler.py",
@@ -163,14 +163,19 @@ MUTANTS = [
         "while len(ex.flying) < ex.slots",
         "while len(ex.flying) <= ex.slots",
     ),
-    Mutant("one unit more than fits", "scheduler/fill.py", "len(picked) < limits.units", "len(picked) <= limits.units"),
-    Mutant("more granted than fits", "scheduler/fill.py", "        spare -= unit.lo\n", "        pass\n"),
-    Mutant("a group is taken twice", "scheduler/fill.py", " and group not in busy.values()", ""),
+    Mutant(
+        "one unit more than fits",
+        "scheduler/fill.py",
+        "self.places, self.size = limits.units,",
+        "self.places, self.size = limits.units + 1,",
+    ),
+    Mutant("more granted than fits", "scheduler/fill.py", "        room -= unit.lo\n", "        pass\n"),
+    Mutant("a group is taken twice", "scheduler/fill.py", "taken = group in busy.values()", "taken = False"),
     Mutant(
         "a prefill takes the whole budget",
         "scheduler/fill.py",
-        "budget -= unit.lo",
-        "budget -= unit.hi",
+        "size -= unit.lo\n            picked.append",
+        "size -= unit.hi\n            picked.append",
         "fairness.a_long_prefill_never_stops_the_decodes_beside_it(1, 1)",
     ),
     Mutant("an over-sized request is let in", "scheduler/admit.py", "if least > total:", "if False:"),
@@ -204,8 +209,8 @@ MUTANTS = [
     Mutant(
         "age counts from the request",
         "flow/walk.py",
-        "due(self.now, node.run.priority)",
-        "due(node.run.arrival, node.run.priority)",
+        "by = due(ready, node.run.priority)",
+        "by = due(node.run.arrival, node.run.priority)",
         "fairness.age_counts_from_the_unit_and_not_from_the_request()",
     ),
     Mutant(

@@ -200,7 +200,7 @@ def test_a_marked_segment_is_spoken_without_look_ahead() -> None:
         return StepResult(items={"frames": [(1, 0.0), (2, 1.0)]})
 
     fakes = {FORWARD: scripted([b"One. ", b"Two. ", b"Three. "] * 5, None), ("toy/voice", "utter"): utter}
-    sim = Watch(SimulatedExecutor("x", *CARDS, fakes=fakes))
+    sim = Watch(SimulatedExecutor("x", *CARDS, fakes=fakes), policy="first_come")
     handle = sim.submit(PROGRAMS["clauses3"], messages="m", outputs=("text", "audio"), think={"max_tokens": 12})
     while not handle.chunks.get("audio"):
         sim.step()

@@ -15,10 +15,12 @@ from omni_runtime.work import Command, RunBatch, StepResult
 class Watch(Simulation):
     """One executor that hosts everything, unless others are given."""
 
-    def __init__(self, *executors: SimulatedExecutor, max_runs: int = 20_000, **options: Any) -> None:
+    def __init__(self, *executors: SimulatedExecutor, max_runs: int = 20_000, policy: str = "deadline", **options: Any) -> None:
         self.batches: list[RunBatch] = []
         self.times: list[float] = []
-        super().__init__(*(executors or [SimulatedExecutor("x", *CARDS, **options)]), cards=CARDS, max_runs=max_runs)
+        super().__init__(
+            *(executors or [SimulatedExecutor("x", *CARDS, **options)]), cards=CARDS, max_runs=max_runs, policy=policy
+        )
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, RunBatch):

@@ -104,7 +104,7 @@ def test_it_says_what_runs_and_how_fast() -> None:
         seen.append(console.export_text())
     whole = "\n".join(seen)
     for pattern in (
-        r"painter paint +step 7 of 20, 0\.\d s left",
+        r"painter paint +step \d+ of 20, 0\.\d s left",
         r"talker think +4 tokens, \d+\.\d/s",
         r"held back by talk",
         r"talker chant +0\.0 s of sound, real-time factor \d",

@@ -1,0 +1,135 @@
+"""What a request is waited for: the moments by which its outputs are wanted, and what must still happen until then.
+
+The flow keeps these up to date; the scheduler reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_runtime.scheduler.cost import OpModel
+from omni_runtime.scheduler.pace import Pace
+
+NEVER = float("inf")
+
+
+class Leg:
+    """One loop on the way to a goal."""
+
+    __slots__ = ("goal", "lead", "limits", "model", "node", "op", "pace", "pending", "readers")
+
+    def __init__(self, goal: Goal, node: Any, op: tuple[str, str], model: OpModel, pace: Pace, readers: list[Leg]) -> None:
+        self.goal = goal
+        self.node = node  # with `units`, the number that ran
+        self.op = op  # expert, op
+        self.model = model
+        self.pace = pace
+        self.readers = readers  # legs of the loops on the way that read it
+        # Channels between here and the goal: what lies there is heard before anything that is made here now. (reader, seconds of
+        # sound an item)
+        self.pending: list[tuple[Any, float]] = []
+        self.lead = 0.0  # seconds from a unit of this loop to what comes of it at the goal
+
+
+class Goal:
+    """By when something of an output is wanted."""
+
+    __slots__ = ("by", "legs")
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+        self.legs: list[Leg] = []  # the loops on the way, readers before what they read
+
+    def refresh(self) -> None:
+        """Leads as they are by what is known now: a loop's units for one unit of its reader, times a usual batch."""
+        for leg in self.legs:
+            lead = 0.0
+            for reader in leg.readers:
+                if reader.lead > lead:
+                    lead = reader.lead
+            leg.lead = lead + max(1.0, leg.pace.next) * leg.model.mean
+
+
+class Whole(Goal):
+    """By when all of a request is wanted: a loop's lead is what it and those after it still have to do."""
+
+    __slots__ = ()
+
+    def refresh(self) -> None:
+        for leg in self.legs:
+            lead = max((reader.lead for reader in leg.readers), default=0.0)
+            leg.lead = lead + max(1.0, leg.pace.units - leg.node.units) * leg.model.mean
+
+
+class Listener(Goal):
+    """Who hears one sound output. It plays from the first delivery on, unless told otherwise by `played`.
+
+    Args:
+        rate: samples a second.
+        by: until when the first sound is wanted.
+        promised: it must not run dry; what is made is held back until the start is safe.
+    """
+
+    __slots__ = ("delivered", "held", "made", "over", "promised", "rate", "seen", "shown", "silence", "started")
+
+    def __init__(self, rate: float, by: float, promised: bool) -> None:
+        super().__init__(by)
+        self.rate = rate
+        self.promised = promised
+        self.started = False
+        self.made = 0.0  # seconds of sound that the loops gave
+        self.delivered = 0.0  # of them, those that went out
+        self.shown = 0  # samples that went out
+        self.silence = 0.0  # seconds in which there was nothing to play
+        self.held: list[Any] = []  # made, and not delivered before the start is safe
+        self.over = False  # nothing more comes
+        self.seen: dict[int, int] = {}  # units of each leg when the last sound was made
+
+    def hear(self, now: float, seconds: float) -> None:
+        """More sound is delivered."""
+        self.delivered += seconds
+        if not self.started:
+            self.started, self.by = True, now + seconds
+            return
+        if now > self.by:
+            self.silence += now - self.by
+            self.by = now
+        self.by += seconds
+
+    def played(self, now: float, seconds: float) -> None:
+        """The caller says how much has been heard."""
+        if self.started and not self.over:
+            self.by = now + max(0.0, self.delivered - seconds)
+
+    def buffered(self, now: float) -> float:
+        """Seconds of sound that the listener, or the gate before him, still has."""
+        return max(0.0, self.by - now) if self.started else self.made
+
+    def note(self) -> None:
+        """Sound was made: how many units of each loop on the way has it taken since the last?"""
+        for at, leg in enumerate(self.legs):
+            units = leg.node.units
+            if at in self.seen:
+                leg.pace.waited(units - self.seen[at])
+            self.seen[at] = units
+
+    def end(self) -> None:
+        self.over, self.by = True, NEVER
+
+
+def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: float, most: int) -> int:
+    """How much of its offer the loop in front of a listener wants: what his buffer holds, and at least the least chunk that
+    plays for twice as long as the next one takes to make.
+
+    Args:
+        seconds: of sound for one of its size.
+        most: what it could do now.
+    """
+    speed = leg.model.speed
+    batch, unit, work, _ = leg.model.theta
+    gain = seconds - 2.0 * speed * work * weight
+    if gain <= 0.0:
+        return most
+    least = 2.0 * speed * (batch + unit) / gain
+    size = max(least, listener.buffered(now) / seconds)
+    return most if size >= most else max(1, int(size) + 1)

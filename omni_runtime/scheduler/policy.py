@@ -1,0 +1,120 @@
+"""What is done in which order: the policies. Small, so that they can be compared and swapped."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from omni_runtime.card import OpLimits
+from omni_runtime.errors import CardError, unknown
+from omni_runtime.scheduler.book import ExecBook, Group, Offer, RunBook
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.scheduler.fill import Batch, Queues, pick
+from omni_runtime.scheduler.goal import NEVER
+from omni_runtime.scheduler.supply import Supply
+
+
+class Policy:
+    """First come, first served, step by step: units rank by the arrival of their request. The others refine it.
+
+    Attributes:
+        whole: hand-offs wait until all of them is there, whatever the program says.
+        sized: loops that are listened to are granted what their listener's buffer asks for.
+        fair: tenants have equal shares of a device, by weight.
+    """
+
+    name: ClassVar[str] = "first_come"
+    whole: ClassVar[bool] = False
+    sized: ClassVar[bool] = False
+    fair: ClassVar[bool] = False
+
+    def rank(self, run: RunBook, due: float) -> float:
+        """Where an offer goes in the order: smaller runs first. Asked once, when it is made."""
+        return run.since[0]
+
+    def choose(
+        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, now: float
+    ) -> tuple[Group, Batch] | None:
+        """The next batch of an executor, with its members, or None where nothing may run."""
+        group = queues.head(ex, ex.groups)
+        if group is None:
+            return None
+        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]))
+        pick(queues.heaps[ex.name][group], batch)
+        return group, batch
+
+
+class FirstCome(Policy):
+    """Step by step, oldest request first."""
+
+
+class Deadline(Policy):
+    """Ours: by deadline, shares fair among tenants, chunks as listeners need them, promises kept."""
+
+    name = "deadline"
+    sized = True
+    fair = True
+
+    def rank(self, run: RunBook, due: float) -> float:
+        return due
+
+    def choose(
+        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, now: float
+    ) -> tuple[Group, Batch] | None:
+        several = len(ex.shares) > 1
+        group = queues.head(ex, ex.groups, several)
+        if group is None:
+            return None
+        slack = max(0.0, supply.slack(now)) if supply.streams else NEVER
+        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), slack)
+        pick(queues.heaps[ex.name][group], batch, ex.shares)
+        return group, batch
+
+
+class Stages(Policy):
+    """As staged servers do: a stage gives on a request when all of it is there; inside a stage requests come and go; the stage of
+    the oldest request that has anything to do goes first, so what was begun is finished before more is begun."""
+
+    name = "stages"
+    whole = True
+
+
+class Requests(Policy):
+    """Each loop to its end: the loops of a batch stay together until all of them have ended, and nobody joins them."""
+
+    name = "requests"
+    whole = True
+
+    def __init__(self) -> None:
+        self.captured: dict[str, tuple[Group, dict[Offer, None]]] = {}  # executor -> group, its loops
+
+    def choose(
+        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, now: float
+    ) -> tuple[Group, Batch] | None:
+        group, loops = self.captured.get(ex.name, (None, {}))
+        ready = [offer for offer in loops if offer.live]
+        if group is not None and ready:
+            if group in ex.groups.values():
+                return None
+            heaps = {ready[0].run.tenant: sorted((offer.due, offer.seq, offer) for offer in ready)}
+            batch = Batch(limits[group[:2]], costs.model(group[0], group[1]))
+            pick(heaps, batch)
+            return group, batch
+        if ex.flying:  # some of them may be about to offer their next step
+            return None
+        found = super().choose(queues, ex, limits, costs, supply, now)
+        if found is not None:
+            self.captured[ex.name] = (found[0], dict.fromkeys(found[1].picked))
+        return found
+
+
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Deadline, FirstCome, Stages, Requests)}
+
+
+def policy_named(name: str) -> Policy:
+    """
+    Raises:
+        CardError: there is none of that name.
+    """
+    if name not in POLICIES:
+        raise CardError("policy: " + unknown("policy", name, POLICIES))
+    return POLICIES[name]()
