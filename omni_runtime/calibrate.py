@@ -18,6 +18,7 @@ from omni_runtime.errors import RequestError
 from omni_runtime.find import find
 from omni_runtime.program import Program
 from omni_runtime.runtime import Runtime
+from omni_runtime.scheduler.cost import Costs
 from omni_runtime.simulate import workload
 from omni_runtime.simulate.generate import lengths
 from omni_runtime.simulate.record import WorkloadRecorder
@@ -75,11 +76,9 @@ def calibrate(trial: Trial) -> None:
             with ThreadPoolExecutor(at_once) as lanes:
                 for _ in lanes.map(lambda given: runtime.submit(program, seed=trial.seed, **given).result(), asks):
                     pass
-        costs = runtime.costs()
-    if trial.out.exists():
-        known = costs_file.read(trial.out)
-        known.load(costs.save())
-        costs = known
+        learned = runtime.costs()
+    costs = costs_file.read(trial.out) if trial.out.exists() else Costs()
+    costs.load(learned)
     costs_file.write(trial.out, costs)
     if trial.trace is not None:
         workload.write(trial.trace, recorder.workload())

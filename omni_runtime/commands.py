@@ -204,10 +204,11 @@ def simulate(
     requests: Annotated[int, typer.Option(help="how many", min=1)] = 200,
     prompt: Annotated[str, typer.Option(help="tokens of a prompt: 48, 24-80 or lognormal:40,0.6 (median, sigma)")] = "24-80",
     tokens: Annotated[str, typer.Option(help="tokens of an answer, likewise")] = "24-72",
+    shared: Annotated[int, typer.Option(help="tokens of a system prompt that all begin with, of those of the prompt", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="of all dice")] = 0,
     devices: Annotated[int, typer.Option(help="each with all experts", min=1, max=1024)] = 1,
     policy: Annotated[str | None, typer.Option(help="deadline, first_come, stages or requests")] = None,
-    guarantee: Annotated[str, typer.Option(help="no-underrun: every request is promised sound without silence")] = "",
+    guarantee: Annotated[str | None, typer.Option(help="no-underrun: every request is promised sound without gaps")] = None,
     tenants: Annotated[int, typer.Option(help="requests come from so many, in turn", min=1)] = 1,
     deadline: Annotated[float | None, typer.Option(help="seconds within which a request must end to count as good")] = None,
     first_output: Annotated[float | None, typer.Option(help="seconds within which it must give something")] = None,
@@ -219,7 +220,15 @@ def simulate(
 ) -> None:
     """Play requests to the scheduler on simulated devices, in no time."""
     scene = {"deadline_s": deadline, "first_output_s": first_output, "costs": costs, "trace": trace, "mix": mix, "rate": rate}
-    scene |= {"burst": burst, "requests": requests, "prompt": prompt, "tokens": tokens, "seed": seed, "devices": devices}
+    scene |= {
+        "burst": burst,
+        "requests": requests,
+        "prompt": prompt,
+        "tokens": tokens,
+        "seed": seed,
+        "devices": devices,
+        "shared": shared,
+    }
     scene |= {"policy": policy, "guarantee": guarantee, "tenants": tenants, "noise": noise, "slots": slots, "json": json}
     simulate_scene(Scene(**scene, report=report, save=save))  # type: ignore[arg-type]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omni_runtime.errors import CheckpointError
 from omni_runtime.scheduler.cost import Costs
@@ -12,8 +14,9 @@ from omni_runtime.scheduler.cost import Costs
 REMEDY = "make one with `omni calibrate`, or costs_file.write(path, runtime.costs())"
 
 
-def write(path: str | Path, costs: Costs) -> None:
-    """Writes all that was learned. A file that is there is replaced at once, so no reader ever sees half of one.
+def write(path: str | Path, costs: Costs | Mapping[str, Any]) -> None:
+    """Writes all that was learned, as it is or as `runtime.costs()` gives it. A file that is there is replaced at once, so no
+    reader ever sees half of one.
 
     Raises:
         OSError: it cannot be written.
@@ -21,7 +24,7 @@ def write(path: str | Path, costs: Costs) -> None:
     path = Path(path)
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        beside.write_text(json.dumps(costs.save(), indent=1), encoding="utf-8")
+        beside.write_text(json.dumps(costs.save() if isinstance(costs, Costs) else costs, indent=1), encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -33,10 +33,11 @@ class Scene(Struct, frozen=True):
     requests: int = 200
     prompt: str = "24-80"
     tokens: str = "24-72"
+    shared: int = 0
     seed: int = 0
     devices: int = 1
     policy: str | None = None
-    guarantee: str = ""
+    guarantee: str | None = None
     tenants: int = 1
     deadline_s: float | None = None
     first_output_s: float | None = None
@@ -101,6 +102,7 @@ def made(scene: Scene) -> list[Arrival]:
         burst=scene.burst,
         prompt=lengths(scene.prompt, "prompt"),
         tokens=lengths(scene.tokens, "tokens"),
+        shared=scene.shared,
         seed=scene.seed,
         **fields,
     )

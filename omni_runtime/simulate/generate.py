@@ -105,6 +105,7 @@ def generate(
     burst: float = 1.0,
     prompt: Lengths = Lengths("uniform", 24, 80),  # noqa: B008  (a frozen value)
     tokens: Lengths = Lengths("uniform", 24, 72),  # noqa: B008
+    shared: int = 0,
     seed: int = 0,
     **fields: Any,
 ) -> list[Arrival]:
@@ -117,6 +118,7 @@ def generate(
         burst: coefficient of variation of the time from one to the next, which is Gamma distributed: 1 is Poisson, 3 comes in
             bursts, 0.1 is nearly a clock.
         prompt, tokens: lengths in tokens, where a kind does not say.
+        shared: tokens that every prompt begins with; the lengths count them.
         seed: of all dice.
         fields: of every `Arrival`, such as guarantee or deadline_s; tenants=N names N tenants in turn.
 
@@ -143,6 +145,7 @@ def generate(
                 program=kind.program,
                 outputs=kind.outputs,
                 prompt_tokens=(kind.prompt or prompt).draw(dice),
+                shared_tokens=shared,
                 tokens=(kind.tokens or tokens).draw(dice),
                 params=kind.params,
                 **fields,

@@ -30,6 +30,7 @@ class Ghost:
         scripts: what each run says.
         seed: of the noise; None: every batch takes exactly what is predicted.
         slots: batches that may lie in its mailbox at once.
+        reuse: the KV of ended loops is kept for others that begin alike; copying it takes no time.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class Ghost:
         scripts: Mapping[int, Script],
         seed: int | None = 0,
         slots: int = 1,
+        reuse: bool = False,
     ) -> None:
         self.name = name
-        self.up = ExecutorUp(name, tuple(experts), dict(pools), slots)
+        self.up = ExecutorUp(name, tuple(experts), dict(pools), slots, reuse)
         self.truth = truth
         self.gap = truth.gap
         self.scripts = scripts
@@ -99,5 +101,5 @@ def devices(
                 if spec.bytes_per_position or fixed:
                     per_block = spec.bytes_per_position * spec.block
                     pools[expert] = kv_bytes // per_block if per_block else 1 << 16
-        made += [Ghost(name, experts, pools, truth, scripts, seed, slots) for name in names if experts]
+        made += [Ghost(name, experts, pools, truth, scripts, seed, slots, reuse=place == "device") for name in names if experts]
     return made

@@ -15,6 +15,7 @@ from omni_runtime.simulate.prose import Prose
 from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, Row, StepResult, TensorRef
 
 TOKEN = 5  # ends no answer of a card here, so an answer is as long as the workload says
+FIRST = 1000  # id of a prompt's first token
 USUAL = {"token": 0.25, "text": 1.0, "frame": 5.0, "samples": 1.0}  # items of a call by character, where nothing was learned
 ZERO = np.zeros(1, np.float32)
 NOTHING = StepResult()
@@ -24,19 +25,21 @@ class Script(Struct):
     """What a simulated request will say."""
 
     parts: dict[str, Part]
-    number: int
+    number: int  # of the request
     prompt_tokens: int = 0  # that a tokenizer makes of its text; 0: as was learned
+    shared_tokens: int = 0  # of them, those that other prompts begin with too
 
 
 class Part:
     """One loop of a program."""
 
-    __slots__ = ("cache", "home", "last", "learned", "plain", "said", "spec")
+    __slots__ = ("cache", "last", "learned", "plain", "prose", "said", "spec")
 
     def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose, marks: int) -> None:
         self.spec = spec
         self.learned = learned  # items for a unit of work, by port
         self.said = [StepResult(TOKEN, piece.encode()) for piece in prose.pieces] if spec.kind == "ar_decode" else []
+        self.prose = prose
         self.cache: dict[Any, StepResult] = {}  # results are only read, so equal ones are one
         self.plain = (0.0,) * (marks + 1)  # a frame
         self.last = (1.0,) * (marks + 1)  # one that ends a segment, whatever column its reader looks at
@@ -46,12 +49,15 @@ class Part:
         payload = row.payload
         if type(payload) is ArStep:
             if not payload.hidden:
-                return self.said[(script.number + payload.index) % len(self.said)] if payload.index >= 0 else NOTHING
+                if payload.index < 0:
+                    return NOTHING
+                return self.said[(self.prose.start(script.number) + payload.index) % len(self.said)]
             at = range(payload.start, payload.start + len(payload.tokens))
             refs = tuple([TensorRef(home, row.run, row.loop, "hidden", i) for i in at])
             if payload.index < 0:
                 return StepResult(tensors={"hidden": refs})
-            return StepResult(TOKEN, self.said[(script.number + payload.index) % len(self.said)].piece, {}, {"hidden": refs})
+            at_piece = self.prose.start(script.number) + payload.index
+            return StepResult(TOKEN, self.said[at_piece % len(self.said)].piece, {}, {"hidden": refs})
         if type(payload) is AudioStep:
             found = self.cache.get(payload.size)
             if found is None:
@@ -79,7 +85,7 @@ class Part:
             usual = USUAL.get(kind.type)
             count = max(1, round(heavy * self.learned.get(port, usual))) if usual is not None else 1
             if kind.type == "token":
-                items[port] = [TOKEN] * (script.prompt_tokens or count)
+                items[port] = prompt(script.number, script.prompt_tokens or count, script.shared_tokens)
             elif kind.type == "text":
                 items[port] = ["a" * count]
             elif kind.type == "samples":
@@ -89,6 +95,12 @@ class Part:
             else:
                 items[port] = [0.0]
         return StepResult(items=items, tensors=tensors)
+
+
+def prompt(number: int, count: int, shared: int) -> list[int]:
+    """Token ids of a prompt: of two, only the `shared` first are alike."""
+    shared = min(shared, count)
+    return [TOKEN] * shared + [FIRST + 7 * number + i for i in range(count - shared)]
 
 
 def weight(payload: CallStep) -> float:

@@ -23,20 +23,22 @@ class Prose:
         dice = Random(f"prose/{seed}")
         per_token = min(max(per_token or PER_TOKEN, 1.0), 40.0)
         self.pieces: list[str] = []
+        self.starts: list[int] = []  # of clauses
         spare = 0.0  # tokens owed by rounding, or short clauses would have the wrong number of characters a token
         for _ in range(CLAUSES):
             length = max(3, round(dice.choice(clauses or USUAL)))
             wanted = length / per_token + spare
             count = min(max(1, round(wanted)), length // 2)
             spare = min(max(wanted - count, -1.0), 1.0)
+            self.starts.append(len(self.pieces))
             ends = [length * (i + 1) // count for i in range(count)]
             starts = [0, *ends[:-1]]
             self.pieces += [" " + "a" * (end - start - 1) for start, end in zip(starts, ends, strict=True)]
             self.pieces[-1] = self.pieces[-1][:-1] + "."
 
     def start(self, run: int) -> int:
-        """Where a request begins: at no particular place of a clause, as numbers that follow each other spread evenly."""
-        return run * 40503 % len(self.pieces)
+        """Where a request begins: with a clause; numbers that follow each other are spread evenly over all."""
+        return self.starts[run * 97 % CLAUSES]
 
     def text(self, run: int, characters: int) -> str:
         """So many characters."""

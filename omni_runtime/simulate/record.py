@@ -13,7 +13,6 @@ from omni_runtime.simulate.replay import heard
 from omni_runtime.simulate.workload import Arrival
 from omni_runtime.work import Chunk, Command, End, OutputEnd, RunBatch, Submit
 
-WISHES = ("tenant", "guarantee", "deadline_s", "first_output_s")
 URGENCY = {number: name for name, number in PRIORITIES.items()}
 
 
@@ -87,7 +86,10 @@ class WorkloadRecorder:
             params={name: _plain(params) for name, params in item.params.items() if _plain(params)},
             priority=URGENCY[item.priority],  # type: ignore[arg-type]
             n=item.n,
-            **{name: getattr(item, name) for name in WISHES if hasattr(item, name)},
+            tenant=item.tenant,
+            guarantee="no-underrun" if item.promised else None,
+            deadline_s=item.deadline,
+            first_output_s=item.first_output,
         )
         seen = self._runs[item.run] = _Seen(arrival, item, heard(arrival, item.plan, now))
         self._seen.append(seen)
@@ -97,6 +99,7 @@ class WorkloadRecorder:
         usage = next((end.usage[name] for name in seen.answers if end.usage.get(name)), None)
         if usage is not None:
             told = {"prompt_tokens": usage["prompt_tokens"], "tokens": usage["completion_tokens"]}
+            told["shared_tokens"] = usage.get("cached_tokens", 0)
             seen.arrival = seen.arrival.model_copy(update={k: v for k, v in told.items() if v})
 
 

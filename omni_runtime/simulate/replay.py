@@ -15,7 +15,7 @@ from omni_runtime.scheduler.cost import Costs
 from omni_runtime.sim import Simulation
 from omni_runtime.simulate.ghost import devices
 from omni_runtime.simulate.outcome import Outcome
-from omni_runtime.simulate.parts import Part, Script, parts
+from omni_runtime.simulate.parts import Part, Script, parts, prompt
 from omni_runtime.simulate.prose import PER_TOKEN, Prose
 from omni_runtime.simulate.workload import Arrival
 
@@ -116,7 +116,7 @@ class Replay(Simulation):
         found = self._parts.get(key := (plan.program, plan.outputs))
         if found is None:
             found = self._parts[key] = parts(plan, self.truth, self.seed)
-        self.scripts[run] = Script(found, run * 40503, arrival.prompt_tokens or 0)
+        self.scripts[run] = Script(found, run, arrival.prompt_tokens or 0, arrival.shared_tokens)
         outcome = self.handles[run] = heard(arrival, plan, self.now)
         self.feed(submit)
         return outcome
@@ -133,7 +133,9 @@ class Replay(Simulation):
                     continue
                 kind = step.spec.reads[slot].type
                 given[name] = (
-                    [1] * (arrival.prompt_tokens or 32) if kind == "token" else self._text(program, plan, run, characters)
+                    prompt(run, arrival.prompt_tokens or 32, arrival.shared_tokens)
+                    if kind == "token"
+                    else self._text(program, plan, run, characters)
                 )
         if arrival.tokens is not None:
             for name, count in answers(plan, self.truth, arrival.tokens).items():

@@ -24,12 +24,13 @@ class Arrival(Value):
     outputs: tuple[str, ...] | None = None  # None: all
     characters: int | None = Field(default=None, ge=1, le=MAX_TEXT)  # of each text that goes in
     prompt_tokens: int | None = Field(default=None, ge=1)  # that the tokenizer makes of it, or that go in
+    shared_tokens: int = Field(default=0, ge=0)  # of the prompt: it begins with these, as all others with any do
     tokens: int | None = Field(default=None, ge=0)  # of the answer, exactly
     params: Mapping[str, Any] = {}  # further keywords of `submit`: parameters of loops
     priority: Literal["high", "normal", "low"] = "normal"
     n: int = Field(default=1, ge=1, le=64)  # samples
     tenant: str = ""
-    guarantee: str = ""
+    guarantee: Literal["no-underrun"] | None = None
     deadline_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)  # seconds from its coming to its end
     first_output_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)  # the same to its first output
 

@@ -44,3 +44,4 @@ def test_requests_begin_everywhere() -> None:
     prose = Prose([20.0, 47.0, 90.0])
     starts = sorted(prose.start(run) for run in range(200))
     assert max(b - a for a, b in itertools.pairwise(starts)) < len(prose.pieces) / 40
+    assert set(starts) <= set(prose.starts)

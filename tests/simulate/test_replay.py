@@ -94,6 +94,18 @@ def test_a_picture_weighs_its_cells_and_its_latent() -> None:
     assert set(play.busy_by.by) == {"play/brush"}
 
 
+def test_what_prompts_share_is_computed_once() -> None:
+    play = replay()
+    asked = Arrival(at=0.0, program="talk", outputs=("text",), prompt_tokens=20, shared_tokens=12, tokens=1)
+    first, second = [], []
+    for heard in (first, second):
+        outcome = play.ask(plays.talk(), asked)
+        play.run()
+        heard.append((outcome.ended or 0.0) - outcome.arrival)
+    assert first[0] == pytest.approx(0.0005 + 0.011 + 20 * 0.0005)
+    assert second[0] == pytest.approx(0.0005 + 0.011 + 8 * 0.0005)
+
+
 def test_samples_each_speak() -> None:
     outcome, _ = alone(plays.talk(), prompt_tokens=10, tokens=30, n=3)
     once, _ = alone(plays.talk(), prompt_tokens=10, tokens=30)

@@ -15,6 +15,7 @@ FULL = Arrival(
     outputs=("text", "audio"),
     characters=80,
     prompt_tokens=40,
+    shared_tokens=16,
     tokens=32,
     params={"speed": 1.5},
     priority="high",
@@ -50,6 +51,7 @@ def test_whole_seconds_and_empty_lines(tmp_path: Path) -> None:
         ('{"at": 5, "program": "chat", "tokens": "3"}', ["line 2", "tokens", "'3'"]),
         ('{"at": 5, "program": "chat", "priority": "urgent"}', ["line 2", "priority", "urgent"]),
         ('{"at": 5, "program": "chat", "deadline_s": 0}', ["line 2", "deadline_s", "0"]),
+        ('{"at": 5, "program": "chat", "guarantee": "none"}', ["line 2", "guarantee", "none"]),
         ('{"at": 0.5, "program": "chat"}', ["line 2", "at=0.5 is before", "sort"]),
     ],
 )
