@@ -92,7 +92,7 @@ class Walk:
         """An offer cut to what the listener wants; decided once a step, since his buffer drains while it waits."""
         if node.asked[0] != unit.at and node.heard is not None:
             listener, leg, seconds = node.heard
-            node.asked = (unit.at, asked(listener, leg, self.now, seconds, unit.weight, 1 << 30))
+            node.asked = (unit.at, asked(listener, leg, self.now, seconds, unit.weight, self.costs.beside(), 1 << 30))
         most = max(unit.lo, node.asked[1])
         return unit if unit.hi <= most else replace(unit, hi=most)
 

@@ -200,6 +200,14 @@ class Costs:
             found = self.paces[program, node] = Pace()
         return found
 
+    def beside(self) -> float:
+        """Seconds of a usual batch of the op whose batches take longest."""
+        longest = 0.0
+        for model in self.models.values():
+            if model.mean > longest and model.batches:
+                longest = model.mean
+        return longest
+
     def between(self, seconds: float) -> None:
         """An executor with work waiting stood idle for so long between two batches."""
         self.gaps += 1

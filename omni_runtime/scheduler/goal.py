@@ -30,6 +30,16 @@ class Leg:
         self.pending: list[tuple[Any, float]] = []
         self.lead = 0.0  # seconds from a unit of this loop to what comes of it at the goal
 
+    def waiting(self) -> float:
+        """Seconds of sound in the channels between here and the goal. A reader that has no step to do lacks something: half a
+        clause is no sound."""
+        found = 0.0
+        for reader, seconds in self.pending:
+            node = reader.node
+            if node.unit is not None or node.busy:
+                found += (len(reader.channel.items) - reader.cursor) * seconds
+        return found
+
 
 class Goal:
     """By when something of an output is wanted."""
@@ -105,6 +115,10 @@ class Listener(Goal):
         """Seconds of sound that the listener, or the gate before him, still has."""
         return max(0.0, self.by - now) if self.started else self.made
 
+    def ready(self, now: float) -> float:
+        """The same, and what lies in the channels in front of him and only has to be decoded."""
+        return self.buffered(now) + (self.legs[-1].waiting() if self.legs else 0.0)
+
     def note(self) -> None:
         """Sound was made: how many units of each loop on the way has it taken since the last?"""
         for at, leg in enumerate(self.legs):
@@ -117,12 +131,13 @@ class Listener(Goal):
         self.over, self.by = True, NEVER
 
 
-def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: float, most: int) -> int:
+def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: float, beside: float, most: int) -> int:
     """How much of its offer the loop in front of a listener wants: what his buffer holds, and at least the least chunk that
-    plays for twice as long as the next one takes to make.
+    plays for twice as long as it takes until the next one is there.
 
     Args:
         seconds: of sound for one of its size.
+        beside: seconds of the batch that may come between.
         most: what it could do now.
     """
     speed = leg.model.speed
@@ -130,6 +145,6 @@ def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: floa
     gain = seconds - 2.0 * speed * work * weight
     if gain <= 0.0:
         return most
-    least = 2.0 * speed * (batch + unit) / gain
+    least = 2.0 * (speed * (batch + unit) + beside) / gain
     size = max(least, listener.buffered(now) / seconds)
     return most if size >= most else max(1, int(size) + 1)

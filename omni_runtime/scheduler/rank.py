@@ -28,13 +28,10 @@ def sooner(ready: float, due: float, legs: Iterable[Leg]) -> float:
     """
     for leg in legs:
         by = leg.goal.by - leg.lead
+        if by < due and leg.pending:
+            by += leg.waiting()
         if by < due:
-            for reader, seconds in leg.pending:
-                node = reader.node
-                if node.unit is not None or node.busy:  # else it lacks something: half a clause is no sound
-                    by += (len(reader.channel.items) - reader.cursor) * seconds
-            if by < due:
-                due = by
+            due = by
     return due if due > ready - LAG else ready - LAG
 
 

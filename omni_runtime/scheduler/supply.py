@@ -49,14 +49,15 @@ class Supply:
     def need(self, listener: Listener, load: float) -> float:
         """Seconds of sound that must lie ready so that the longest wait for more cannot drain it.
 
-        The longest wait: as many units as ever passed between two pieces of sound, at the pace of that load, one batch of each
-        loop on the way, and the longest batch that can be in the way.
+        The longest wait: what is left of as many units as ever passed between two pieces of sound, at the pace of that load,
+        one batch of each loop on the way, and the longest batch that can be in the way.
         """
         wait = way = 0.0
-        for leg in listener.legs:
+        for at, leg in enumerate(listener.legs):
             way += leg.model.mean * (1.0 + leg.model.spread)
             if leg.pace.second > 0.0:
-                wait = max(wait, leg.pace.gap / leg.pace.second * load)
+                since = leg.node.units - listener.seen.get(at, leg.node.units)
+                wait = max(wait, max(0.0, leg.pace.gap - since) / leg.pace.second * load)
         return wait + way + max((model.worst for model in self.costs.models.values()), default=0.0)
 
     def safe(self, listener: Listener, now: float, arrival: float) -> bool:
@@ -82,7 +83,7 @@ class Supply:
         if load > 1.0 - RESERVE:
             return False
         return all(
-            listener.over or not listener.started or listener.buffered(now) >= self.need(listener, load)
+            listener.over or not listener.started or listener.ready(now) >= self.need(listener, load)
             for mine in self.streams.values()
             for listener in mine
         )
