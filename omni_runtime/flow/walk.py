@@ -164,7 +164,7 @@ class Walk:
         node.size += size
         run = node.run
         if node.unit is not None and node.unit.weight != 1.0:
-            self.costs.pace(run.plan.program, node.step.name).weigh(node.unit.weight)
+            self.costs.pace(run.plan.program, node.step.name).weigh(node.unit.weight, node.units == 1)
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)

@@ -26,6 +26,7 @@ class Script(Struct):
 
     parts: dict[str, Part]
     number: int  # of the request
+    variant: int  # of what it says
     prompt_tokens: int = 0  # that a tokenizer makes of its text; 0: as was learned
     shared_tokens: int = 0  # of them, those that other prompts begin with too
 
@@ -33,13 +34,13 @@ class Script(Struct):
 class Part:
     """One loop of a program."""
 
-    __slots__ = ("cache", "last", "learned", "plain", "prose", "said", "spec")
+    __slots__ = ("cache", "last", "learned", "plain", "said", "spec")
 
     def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose, marks: int) -> None:
         self.spec = spec
         self.learned = learned  # items for a unit of work, by port
-        self.said = [StepResult(TOKEN, piece.encode()) for piece in prose.pieces] if spec.kind == "ar_decode" else []
-        self.prose = prose
+        pieces = {piece: StepResult(TOKEN, piece.encode()) for said in prose.said for piece in said}
+        self.said = [[pieces[piece] for piece in said] for said in prose.said] if spec.kind == "ar_decode" else []
         self.cache: dict[Any, StepResult] = {}  # results are only read, so equal ones are one
         self.plain = (0.0,) * (marks + 1)  # a frame
         self.last = (1.0,) * (marks + 1)  # one that ends a segment, whatever column its reader looks at
@@ -51,13 +52,14 @@ class Part:
             if not payload.hidden:
                 if payload.index < 0:
                     return NOTHING
-                return self.said[(self.prose.start(script.number) + payload.index) % len(self.said)]
+                said = self.said[script.variant]
+                return said[payload.index % len(said)]
             at = range(payload.start, payload.start + len(payload.tokens))
             refs = tuple([TensorRef(home, row.run, row.loop, "hidden", i) for i in at])
             if payload.index < 0:
                 return StepResult(tensors={"hidden": refs})
-            at_piece = self.prose.start(script.number) + payload.index
-            return StepResult(TOKEN, self.said[at_piece % len(self.said)].piece, {}, {"hidden": refs})
+            said = self.said[script.variant]
+            return StepResult(TOKEN, said[payload.index % len(said)].piece, {}, {"hidden": refs})
         if type(payload) is AudioStep:
             found = self.cache.get(payload.size)
             if found is None:
@@ -119,13 +121,18 @@ def weight(payload: CallStep) -> float:
     return max(1.0, found)
 
 
-def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
-    """The loops of a program. What was learned under another program of the same name and node serves as well."""
-    clauses: list[float] = []
+def clauses_of(plan: Plan, costs: Costs) -> tuple[list[float], list[float]]:
+    """Characters of the clauses that a program was seen to speak, and of those that its answers began with."""
     for step in plan.steps:
         pace = costs.paces.get((plan.program, step.name))
-        if step.spec.kind == "each" and step.spec.segment == "clauses" and pace is not None and not clauses:
-            clauses = pace.weights
+        if step.spec.kind == "each" and step.spec.segment == "clauses" and pace is not None and pace.weights:
+            return pace.weights, pace.firsts
+    return [], []
+
+
+def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
+    """The loops of a program. What was learned under another program of the same name and node serves as well."""
+    clauses, firsts = clauses_of(plan, costs)
     marks = max([step.spec.mark or 0 for step in plan.steps if step.spec.kind == "audio_decode"], default=0)
     found = {}
     for number, step in enumerate(plan.steps):
@@ -133,5 +140,5 @@ def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
         learned = pace.items if pace is not None and pace.runs else {}
         # characters of a unit, and every unit but a cut prefill is a token
         per_token = learned.get("text", 0.0) * pace.work if pace is not None else 0.0
-        found[step.name] = Part(step.spec, learned, Prose(clauses, per_token, seed + number), marks)
+        found[step.name] = Part(step.spec, learned, Prose(clauses, firsts, per_token, seed + number), marks)
     return found

@@ -15,8 +15,8 @@ from omni_runtime.scheduler.cost import Costs
 from omni_runtime.sim import Simulation
 from omni_runtime.simulate.ghost import devices
 from omni_runtime.simulate.outcome import Outcome
-from omni_runtime.simulate.parts import Part, Script, parts, prompt
-from omni_runtime.simulate.prose import PER_TOKEN, Prose
+from omni_runtime.simulate.parts import Part, Script, clauses_of, parts, prompt
+from omni_runtime.simulate.prose import PER_TOKEN, Prose, variant
 from omni_runtime.simulate.workload import Arrival
 
 KV_BYTES = 1 << 30  # for each expert of each device that keeps KV, as a Runtime has
@@ -116,7 +116,7 @@ class Replay(Simulation):
         found = self._parts.get(key := (plan.program, plan.outputs))
         if found is None:
             found = self._parts[key] = parts(plan, self.truth, self.seed)
-        self.scripts[run] = Script(found, run, arrival.prompt_tokens or 0, arrival.shared_tokens)
+        self.scripts[run] = Script(found, run, variant(run), arrival.prompt_tokens or 0, arrival.shared_tokens)
         outcome = self.handles[run] = heard(arrival, plan, self.now)
         self.feed(submit)
         return outcome
@@ -147,12 +147,7 @@ class Replay(Simulation):
         """Clauses as the program's own loops saw them."""
         prose = self._prose.get(program.name)
         if prose is None:
-            lengths: list[float] = []
-            for step in plan.steps:
-                pace = self.truth.paces.get((plan.program, step.name))
-                if step.spec.kind == "each" and step.spec.segment == "clauses" and pace is not None:
-                    lengths = lengths or pace.weights
-            prose = self._prose[program.name] = Prose(lengths, 0.0, self.seed)
+            prose = self._prose[program.name] = Prose(*clauses_of(plan, self.truth), seed=self.seed)
         return prose.text(run, characters)
 
     def hosts(self) -> dict[str, int]:

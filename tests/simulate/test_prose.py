@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from omni_runtime.loops.clauses import clause_end
-from omni_runtime.simulate.prose import Prose
+from omni_runtime.simulate.prose import VARIANTS, Prose
 
 
 def cut(text: str) -> list[int]:
@@ -21,16 +19,17 @@ def cut(text: str) -> list[int]:
 
 @pytest.mark.parametrize("lengths", [[31.0], [12.0, 60.0, 250.0], [5.0, 9.0]])
 def test_clauses_have_the_lengths_that_were_learned(lengths: list[float]) -> None:
-    prose = Prose(lengths, 4.0)
-    found = cut("".join(prose.pieces))
-    assert set(found) == set(map(int, lengths))
-    assert len(found) == 255
+    prose = Prose(lengths, [77.0], 4.0)
+    found = cut("".join(prose.said[3]))
+    assert found[0] == 77
+    assert set(found[1:]) == set(map(int, lengths))
+    assert len(found) == 256
 
 
 @pytest.mark.parametrize("per_token", [2.5, 4.4, 9.0])
 def test_characters_of_a_token(per_token: float) -> None:
-    prose = Prose([20.0, 47.0, 90.0], per_token)
-    assert sum(map(len, prose.pieces)) / len(prose.pieces) == pytest.approx(per_token, rel=0.05)
+    said = Prose([20.0, 47.0, 90.0], per_token=per_token).said[5]
+    assert sum(map(len, said)) / len(said) == pytest.approx(per_token, rel=0.05)
 
 
 def test_a_text_is_as_long_as_was_asked() -> None:
@@ -40,8 +39,8 @@ def test_a_text_is_as_long_as_was_asked() -> None:
     assert prose.text(1, 300) != prose.text(2, 300)
 
 
-def test_requests_begin_everywhere() -> None:
+def test_requests_say_different_things() -> None:
     prose = Prose([20.0, 47.0, 90.0])
-    starts = sorted(prose.start(run) for run in range(200))
-    assert max(b - a for a, b in itertools.pairwise(starts)) < len(prose.pieces) / 40
-    assert set(starts) <= set(prose.starts)
+    assert len({prose.text(request, 400) for request in range(VARIANTS)}) == VARIANTS
+    assert Prose(seed=1).said != Prose(seed=2).said
+    assert Prose(seed=1).said == Prose(seed=1).said
