@@ -62,6 +62,7 @@ class Node:
         "twin",
         "unit",
         "units",
+        "work",
     )
 
     def __init__(self, run: Run, step: Step, sample: int) -> None:
@@ -88,6 +89,7 @@ class Node:
         self.done = False
         self.units = 0
         self.size = 0  # granted to all of its units
+        self.work = 0.0  # the same, times their weights
         self.legs: list[Leg] = []  # what it is waited for
         self.heard: tuple[Listener, Leg, float] | None = None  # who hears what it gives, and seconds of sound for one of its size
         self.asked = (-1, 0)  # progress, and how much of an offer its listener wanted then

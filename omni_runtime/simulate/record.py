@@ -44,9 +44,14 @@ class WorkloadRecorder:
         self._lock = Lock()
 
     def workload(self) -> list[Arrival]:
-        """The requests so far, from the first one's coming on."""
+        """The requests so far, from the first one's coming on. One that found nothing to copy begins like the others of its
+        program: somebody must be the first, and whoever copies later copies from it."""
         with self._lock:
-            return [seen.arrival for seen in self._seen]
+            found = [seen.arrival for seen in self._seen]
+        shared: dict[str, int] = {}
+        for arrival in found:
+            shared[arrival.program] = max(shared.get(arrival.program, 0), arrival.shared_tokens)
+        return [a if a.shared_tokens else a.model_copy(update={"shared_tokens": shared[a.program]}) for a in found]
 
     def outcomes(self) -> list[Outcome]:
         """What became of them, in the same order; those alive have not ended."""
