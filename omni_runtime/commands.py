@@ -211,7 +211,7 @@ def simulate(
     guarantee: Annotated[str | None, typer.Option(help="no-underrun: every request is promised sound without gaps")] = None,
     tenants: Annotated[int, typer.Option(help="requests come from so many, in turn", min=1)] = 1,
     deadline: Annotated[float | None, typer.Option(help="seconds within which a request must end to count as good")] = None,
-    first_output: Annotated[float | None, typer.Option(help="seconds within which it must give something")] = None,
+    first_output: Annotated[float | None, typer.Option(help="seconds within which every output must begin")] = None,
     noise: Annotated[bool, typer.Option(help="batches take as long as predicted, or as unevenly as was measured")] = True,
     slots: Annotated[int, typer.Option(help="batches that may wait at an executor", min=1, max=64)] = 1,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,

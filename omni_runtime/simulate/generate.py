@@ -76,6 +76,7 @@ class Kind(Struct, frozen=True):
     prompt: Lengths | None = None  # tokens; None: as the mix says
     tokens: Lengths | None = None
     params: Mapping[str, Any] = {}
+    fields: Mapping[str, Any] = {}  # further ones of `Arrival`, such as first_output_s
 
 
 def mix(text: str) -> list[Kind]:
@@ -120,7 +121,7 @@ def generate(
         prompt, tokens: lengths in tokens, where a kind does not say.
         shared: tokens that every prompt begins with; the lengths count them.
         seed: of all dice.
-        fields: of every `Arrival`, such as guarantee or deadline_s; tenants=N names N tenants in turn.
+        fields: of every `Arrival` whose kind does not say, such as guarantee or deadline_s; tenants=N names N tenants in turn.
 
     Raises:
         RequestError: an argument is out of range.
@@ -148,7 +149,7 @@ def generate(
                 shared_tokens=shared,
                 tokens=(kind.tokens or tokens).draw(dice),
                 params=kind.params,
-                **fields,
+                **{**fields, **kind.fields},
             )
         )
     return found

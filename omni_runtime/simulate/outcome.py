@@ -18,7 +18,7 @@ class Outcome:
         arrival: when it came.
         sounds: samples a second of each output that is sound.
         texts: the outputs that are text.
-        deadline, first_output: moments by which it should be done, or give something; None where it does not matter.
+        deadline, first_output: moments by which it should be done, or every output have begun; None where it does not matter.
     """
 
     __slots__ = (
@@ -30,10 +30,11 @@ class Outcome:
         "first_output",
         "first_sound",
         "first_token",
-        "kind",
+        "late",
         "longest",
         "program",
         "reason",
+        "seen",
         "silence",
         "sound",
         "sounds",
@@ -57,6 +58,8 @@ class Outcome:
         self.program, self.tenant = program, tenant
         self.deadline, self.first_output = deadline, first_output
         self.first: float | None = None  # output of any kind
+        self.late = False  # an output began after `first_output`
+        self.seen: set[tuple[str, int]] = set()  # (output, sample) that began
         self.first_token: float | None = None
         self.first_sound: float | None = None
         self.ended: float | None = None
@@ -73,6 +76,9 @@ class Outcome:
             if self.first is None:
                 self.first = now
             output = command.output
+            if self.first_output is not None and (output, command.sample) not in self.seen:
+                self.seen.add((output, command.sample))
+                self.late = self.late or now > self.first_output
             if output in self.texts:
                 if self.first_token is None:
                     self.first_token = now
@@ -100,6 +106,4 @@ class Outcome:
         """Done, never audibly silent, and in time where a time was set."""
         if self.reason != "done" or self.ended is None or self.longest > AUDIBLE:
             return False
-        late = self.deadline is not None and self.ended > self.deadline
-        slow = self.first_output is not None and (self.first is None or self.first > self.first_output)
-        return not late and not slow
+        return not self.late and not (self.deadline is not None and self.ended > self.deadline)

@@ -32,7 +32,7 @@ class Arrival(Value):
     tenant: str = ""
     guarantee: Literal["no-underrun"] | None = None
     deadline_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)  # seconds from its coming to its end
-    first_output_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)  # the same to its first output
+    first_output_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)  # the same to the first piece of every output
 
     @field_validator("outputs", mode="before")
     @classmethod

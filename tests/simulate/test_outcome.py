@@ -53,8 +53,8 @@ def test_samples_play_side_by_side() -> None:
         ({}, True),
         ({"deadline": 4.0}, True),
         ({"deadline": 3.9}, False),
-        ({"first_output": 1.5}, True),
-        ({"first_output": 1.4}, False),
+        ({"first_output": 2.0}, True),
+        ({"first_output": 1.9}, False),
     ],
 )
 def test_times_that_were_set(limits: dict[str, float], good: bool) -> None:
