@@ -29,7 +29,7 @@ def hibari() -> ModelCard:
             ),
             "vocoder": ExpertSpec(
                 build="omni_runtime.experts.hibari_vocoder:build",
-                ops={"decode_audio": OpLimits(units=8, size=160, chunk=80, cost=DECODE)},
+                ops={"decode_audio": OpLimits(units=16, size=320, chunk=80, cost=DECODE)},
             ),
         },
         loops={

@@ -21,15 +21,31 @@ def due(ready: float, priority: int) -> float:
 
 
 def sooner(ready: float, due: float, legs: Iterable[Leg]) -> float:
-    """`due`, or the moment by which one of the goals needs the unit, if that is before it: when its output runs dry, less what
-    must happen until then, and later by the sound that lies in the channels on the way, which is heard first.
+    """`due`, or the moment by which one of the goals needs the unit, if that is before it.
+
+    - Of what is heard already, or has to be complete: when it runs dry, less what must happen until then, later by the sound that
+      lies in the channels on the way and is heard first. Who is promised nothing cannot be more than dry.
+    - Of what has not begun: now, whoever is nearest to its first piece first. Old wishes count no more than new ones, or a crowd
+      that waits to begin would silence those who play: 46 tokens of one passed while its next clause lay ready.
 
     Never more than LAG before the unit was ready: what becomes ready later than `d + LAG` cannot pass what is due at `d`.
     """
+    patience = due - ready
     for leg in legs:
-        by = leg.goal.by - leg.lead
-        if by < due and leg.pending:
-            by += leg.waiting()
+        goal = leg.goal
+        lead = leg.lead
+        by = goal.by - lead
+        if by >= due:
+            continue
+        if goal.begun:
+            if by < ready - lead and not goal.promised:
+                by = ready - lead
+            if leg.pending:
+                by += leg.waiting()
+        else:
+            near = ready + min(lead, 0.5 * patience)
+            if by < near:
+                by = near
         if by < due:
             due = by
     return due if due > ready - LAG else ready - LAG
