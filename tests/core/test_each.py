@@ -140,7 +140,7 @@ def test_only_the_first_clause_is_cut_early() -> None:
         assert fed.said[0] == "a few words that go "
         assert max(map(len, fed.said[1:])) > 20
         assert "".join(fed.said) == words * 4
-    fed = Fed(first=20)
+    fed = Fed(first=20, longest=300)
     fed.push("Yes. ", words)
     assert fed.step()
     assert fed.said == ["Yes."]
