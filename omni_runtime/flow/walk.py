@@ -163,8 +163,12 @@ class Walk:
         node.units += 1
         node.size += size
         run = node.run
-        if node.unit is not None and node.unit.weight != 1.0:
-            self.costs.pace(run.plan.program, node.step.name).weigh(node.unit.weight)
+        weight = node.unit.weight if node.unit is not None else 1.0
+        node.work += size * weight
+        if weight != 1.0:
+            self.costs.pace(run.plan.program, node.step.name).weigh(weight, node.units == 1)
+        counts = node.counts
+        before = counts.cursor if counts is not None else 0
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)
@@ -176,6 +180,8 @@ class Walk:
             self.fail(run, node, error)
             self.discard(node, result)
             return
+        if counts is not None:
+            self.costs.pace(run.plan.program, counts.channel.source.step.name).waited(counts.cursor - before)
         if result.tensors:
             self.release(ref for port, refs in result.tensors.items() if port not in node.routes for ref in refs)
         if node.tensors:
@@ -223,8 +229,7 @@ class Walk:
     def _sound(self, node: Node, route: Route, listener: Listener, samples: Any) -> None:
         """Sound for a listener: at once, or when his start is safe."""
         listener.made += len(samples) / listener.rate
-        listener.note()
-        if not listener.promised or listener.started:
+        if not listener.promised or listener.begun:
             self._deliver(node, route, listener, samples)
         else:
             listener.held.append(samples)
@@ -241,7 +246,7 @@ class Walk:
         for name in route.outputs:
             self.out.append(Chunk(node.run.id, name, listener.shown, samples, node.sample))
         listener.shown += len(samples)
-        if not listener.started:
+        if not listener.begun:
             self._came(node.run, listener)
         listener.hear(self.now, len(samples) / listener.rate)
 
