@@ -203,14 +203,19 @@ def test_a_pace_forgets_and_keeps_what_is_recent() -> None:
     assert pace.weights == [float(weight) for weight in range(KEPT, 2 * KEPT)]
 
 
-def test_the_longest_gap_is_forgotten_slowly() -> None:
+def test_the_longest_gap_is_remembered() -> None:
     pace = Pace()
-    pace.waited(50)
-    for _ in range(100):
-        pace.waited(1)
-    assert 40.0 < pace.gap < 50.0
-    pace.waited(60)
-    assert pace.gap == 60.0
+    for items in (3, 50, 1, 7):
+        pace.waited(items)
+    assert pace.gap == 50.0
+
+
+def test_the_clauses_that_answers_begin_with_are_kept_apart() -> None:
+    pace = Pace()
+    for weight in range(3 * KEPT):
+        pace.weigh(float(weight), first=weight % 3 == 0)
+    assert pace.firsts == [float(weight) for weight in range(0, 3 * KEPT, 3)]
+    assert len(pace.weights) == KEPT
 
 
 def test_the_gap_between_batches_is_no_outlier() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from omni_runtime.card import OpCost
 from omni_runtime.scheduler.cost import OpModel
-from omni_runtime.scheduler.goal import NEVER, Goal, Leg, Listener, Whole, asked
+from omni_runtime.scheduler.goal import HEADS, NEVER, Goal, Leg, Listener, Whole, asked
 from omni_runtime.scheduler.pace import Pace
 from omni_runtime.scheduler.rank import LAG, PATIENCE, due, sooner
 
@@ -124,7 +124,7 @@ def test_leads_add_up_along_the_way() -> None:
 
 
 def test_the_lead_to_the_end_shrinks_with_what_is_done() -> None:
-    whole = Whole(10.0)
+    whole = Whole(10.0, begun=True)
     last = leg(whole, seconds=0.5, units=4.0)
     first = leg(whole, [last], seconds=0.1, units=20.0)
     whole.refresh()
@@ -147,9 +147,40 @@ def test_a_unit_is_due_when_its_listener_needs_it() -> None:
     listener.by = 0.6
     assert sooner(0.0, patient, [own]) == pytest.approx(0.3)
     assert sooner(0.0, patient, []) == patient
-    listener.by = -1e9
-    assert sooner(0.0, patient, [own]) == -LAG
-    assert sooner(50.0, due(50.0, 1), [own]) == 50.0 - LAG
+
+
+@pytest.mark.parametrize(("promised", "head"), [(False, HEADS[1]), (True, HEADS[2])])
+def test_how_late_somebody_is_does_not_count(promised: bool, head: float) -> None:
+    """Whoever is nearest to a piece goes first, and the goal's head says how far it may pass others."""
+    patience = PATIENCE[1]
+    for late in (1.0, 100.0):
+        listener = Listener(8000, -late, promised)
+        near, far = leg(listener), leg(listener)
+        near.lead, far.lead = 0.01, 50.0
+        assert sooner(0.0, patience, [near]) == pytest.approx(0.01), "it has not begun: it passes nobody"
+        listener.hear(-late - 2.0, 2.0)
+        assert sooner(0.0, patience, [near]) == pytest.approx(0.01 - head * patience)
+        assert sooner(0.0, patience, [far]) == pytest.approx(0.5 * patience - head * patience)
+
+
+@given(
+    st.sampled_from((0, 1, 2)),
+    st.lists(
+        st.tuples(st.sampled_from(("first", "heard", "promised", "whole")), st.floats(-1e6, 1e6), st.floats(0, 1e4)), max_size=4
+    ),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_no_deadline_jumps_further_than_its_lag(priority: int, goals: list[tuple[str, float, float]]) -> None:
+    """Whatever is wanted by when: from LAG before a unit is ready to its patience after it."""
+    legs = []
+    for kind, by, lead in goals:
+        goal = Whole(by, begun=True) if kind == "whole" else Listener(8000, by, kind == "promised")
+        if isinstance(goal, Listener) and kind != "first":
+            goal.hear(by - 1.0, 1.0)
+        legs.append(leg(goal))
+        legs[-1].lead = lead
+    found = sooner(7.0, due(7.0, priority), legs)
+    assert 7.0 - LAG <= found <= 7.0 + PATIENCE[priority]
 
 
 class Reading:
@@ -169,4 +200,6 @@ def test_what_lies_on_the_way_is_heard_first(unit: Any, busy: bool, counts: bool
     own = leg(listener)
     own.pending = [(Reading(10, unit, busy), FRAME)]
     assert own.waiting() == (10 * FRAME if counts else 0.0)
+    assert sooner(0.0, 5.0, [own]) == pytest.approx(0.1), "that he began is not what it counts for"
+    listener.hear(-0.9, 1.0)
     assert sooner(0.0, 5.0, [own]) == pytest.approx(0.1 + 10 * FRAME if counts else 0.1)

@@ -128,10 +128,8 @@ def test_a_wait_that_is_longer_than_it_can_be_used_is_refused() -> None:
 
 def test_the_estimate_is_of_the_right_size() -> None:
     """A stream that waits for a longer one is told a time within a factor of four of what it becomes."""
-    sim = taught(fixed=1e-5, unit=3e-5)
-    first = promised(sim)
-    sim.step(8)
-    second = promised(sim)
+    sim = taught(fixed=1e-5, unit=4e-5)
+    first, second = promised(sim), promised(sim)
     while second.waiting is None:
         assert second.end is None
         assert second.run not in admitted(sim)
@@ -176,7 +174,7 @@ def test_the_gate_opens_when_what_is_made_covers_the_longest_wait() -> None:
     (listener,) = sim.core.flow.runs[handle.run].listeners.values()
     supply = sim.core.scheduler.supply
     early = 0
-    while not listener.started:
+    while not listener.begun:
         early += listener.made > 0.0
         assert not handle.chunks
         sim.step()
@@ -234,6 +232,44 @@ def test_a_stream_that_ended_makes_room() -> None:
     sim.finish_all()
     assert admitted(sim) == [1, 3, 4]
     assert [handle.end.reason for handle in handles if handle.end is not None] == ["cancelled", "cancelled", "done", "done"]
+
+
+def test_no_junior_passes_a_waiting_promise() -> None:
+    """The second needs more than there is, the third would fit beside the first: it waits all the same, or the second would wait
+    for ever."""
+    sim = taught(fixed=1e-5, unit=2e-5)
+    first = promised(sim)
+    supply = sim.core.scheduler.supply
+    fits = supply.fits
+    supply.fits = lambda listeners, now: not supply.streams or (len(second) == 1 and listeners is not second[0])
+    second: list[Any] = []
+    big = promised(sim)
+    second.append(None)
+    while big.run not in sim.core.scheduler.admission.held:
+        second[0] = sim.core.scheduler.runs[big.run].promised if big.run in sim.core.scheduler.runs else None
+        sim.step()
+    small = promised(sim)
+    while first.end is None:
+        assert small.run not in admitted(sim), "it passes"
+        sim.step()
+    supply.fits = fits
+    sim.finish_all()
+    order = admitted(sim)
+    assert order.index(big.run) < order.index(small.run)
+
+
+@pytest.mark.parametrize("policy", ["deadline", "first_come"])
+def test_a_chunk_is_what_the_buffer_asks_for(policy: str) -> None:
+    """The vocoder has all frames of a clause before it: it decodes one for who has heard nothing. Others take all."""
+    sim = house(policy=policy)
+    for _ in range(2):  # the first teaches the price
+        handle = sim.submit(PROGRAMS["clauses3"], messages="m", outputs=("audio",), seed=3, think={"max_tokens": 60})
+        sim.finish_all()
+    sizes = [row.size for batch in sim.batches if batch.op == "decode_audio" for row in batch.rows if row.run == handle.run]
+    assert handle.end is not None
+    assert handle.end.reason == "done"
+    assert (sizes[0] == 1) == (policy == "deadline"), sizes
+    assert max(sizes) > 1
 
 
 # -- The door

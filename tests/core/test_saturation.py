@@ -12,8 +12,10 @@ import pytest
 from house import Dues, House
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from watch import Watch, say
 
 from omni_runtime.card import OpCost
+from omni_runtime.executors.simulated import Cost
 from omni_runtime.orders import Closed, Event
 from omni_runtime.scheduler.goal import Listener
 from omni_runtime.scheduler.rank import LAG, PATIENCE
@@ -199,7 +201,7 @@ def test_every_unit_runs_within_a_number_of_rounds(data: st.DataObject) -> None:
     ops = draw(st.sampled_from(({"fast": (4, 64)}, {"fast": (4, 64), "slow": (1, 64)})))
     house = House(ops, slots=slots)
     dry = Listener(8000, -100.0, promised=True)
-    dry.started = True
+    dry.begun = True
     kinds = st.tuples(st.sampled_from(sorted(ops)), DUES, st.booleans())
     callers = draw(st.lists(kinds, min_size=2, max_size=24))
     promised = draw(st.booleans())
@@ -231,7 +233,7 @@ def test_deadlines_that_have_passed_starve_nobody(op: str, promised: bool) -> No
     in the next batch. (The first time: all that came with it are as urgent as can be.)"""
     house = House({"fast": (4, 64), "slow": (1, 64)})
     dry = Listener(8000, -100.0, promised=True)
-    dry.started = True
+    dry.begun = True
     flood = [house.come("", "fast", due=after(-LAG), promised=(dry,) if promised else ()) for _ in range(12)]
     house.feed(*itertools.chain(*flood), *house.come("", op, due=after(PATIENCE[2]), units=4))
     waits, last = [], house.callers[13]
@@ -279,3 +281,66 @@ def test_a_budget_is_shared_among_tenants_first(weights: dict[str, float], part:
     assert sizes[1] == 1 + int(100 * part)
     assert sum(sizes.values()) == 111
     assert max(size for run, size in sizes.items() if run > 1) - min(size for run, size in sizes.items() if run > 1) <= 1
+
+
+def test_what_nobody_promised_stays_out_of_a_batch_without_slack() -> None:
+    """A listener who was promised something runs dry: plain decodes of 50 ms each, which came first, leave him alone but for one
+    of them at a time, in a batch that it begins."""
+    seed = OpCost(batch=1e-3, unit=0.05, work=0.0)
+    house = House({"op": (8, 64)}, None, {"op": seed})
+    dry = Listener(8000, -100.0, promised=True)
+    dry.begun = True
+    house.feed(*house.come("", due=after(-1.0)))
+    plain = [house.come("", due=after(PATIENCE[2])) for _ in range(3)]
+    house.feed(*house.come("", due=after(0.0), promised=(dry,)), *itertools.chain(*plain))
+    for _ in range(12):
+        house.feed(*house.done(0.01))
+    batches = [{grant.run for grant in batch.grants} for batch in house.batches[1:]]
+    assert all(len(batch - {5}) <= 1 for batch in batches), batches
+    assert sum(5 in batch for batch in batches) >= 6
+
+
+def late(goal: dict[str, float]) -> int:
+    """Twelve texts are about and one that wants something: how many of its units have run after twenty batches?"""
+    sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.05)}, stops=0)
+    for _ in range(12):
+        say(sim, tokens=60)
+    sim.step(10)
+    handle = say(sim, tokens=60, **goal)
+    sim.step(20)
+    found = len(sim.where(handle.run))
+    for run in sim.handles:
+        sim.cancel(run)
+    sim.finish_all()
+    return found
+
+
+@pytest.mark.parametrize("field", ["deadline_s", "first_output_s"])
+def test_a_near_deadline_goes_first(field: str) -> None:
+    """A whole answer that is wanted at once is in every batch, and not in every third. The first piece of one is there sooner,
+    and what comes after it is as urgent as anybody's."""
+    plain, soon = late({}), late({field: 0.001})
+    if field == "deadline_s":
+        assert plain <= 8
+        assert soon >= 19
+    else:
+        assert plain <= soon <= plain + 2
+        assert first_piece({field: 0.3}) < first_piece({})
+
+
+def first_piece(goal: dict[str, float]) -> float:
+    """When the first text of a low-priority request is there, among twelve others."""
+    sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.05)}, stops=0)
+    for _ in range(12):
+        say(sim, tokens=60)
+    sim.step(10)
+    came = sim.now
+    handle = say(sim, tokens=60, priority="low", **goal)
+    while "text" not in handle.times:
+        sim.step()
+    return handle.times["text"][0] - came
+
+
+def test_a_far_deadline_does_not_take_patience_away() -> None:
+    """An answer that is wanted in an hour is served as one that nobody hurries."""
+    assert abs(late({"deadline_s": 3600.0}) - late({})) <= 1
