@@ -186,12 +186,14 @@ class Scheduler:
             if bill.alone:
                 self.costs.between(max(0.0, self.now - bill.sent - seconds))
         part = seconds / bill.total
-        for offer in self._return(event.batch):
+        members = self._return(event.batch)
+        for offer in members:  # all of them before any book closes: two may be of one run
+            mine = offer.cost * part
+            offer.run.seconds += mine
+            offer.run.tenant.seconds += mine
+        for offer in members:
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            mine = offer.cost * part
-            run.seconds += mine
-            run.tenant.seconds += mine
             if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
