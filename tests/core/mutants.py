@@ -268,7 +268,7 @@ MUTANTS = [
         "scheduler/scheduler.py",
         "ex.shares[tenant] = max(ex.clock, min(ex.even, max(ex.shares.values(), default=0.0)))",
         "ex.shares[tenant] = 0.0",
-        "saturation.whoever_is_left_waiting_falls_two_batches_behind_at_most()",
+        "saturation.a_newcomer_makes_up_for_nothing('new')",
     ),
     Mutant(
         "a newcomer starts at the clock",
@@ -282,7 +282,7 @@ MUTANTS = [
         "scheduler/scheduler.py",
         "            ex.shares[tenant] = ex.clock  # for the time",
         "            pass  # for the time",
-        "saturation.whoever_is_left_waiting_falls_two_batches_behind_at_most()",
+        "saturation.a_newcomer_makes_up_for_nothing('back')",
     ),
     Mutant(
         "the clock stands still",
@@ -520,14 +520,14 @@ MUTANTS = [
         "scheduler/fill.py",
         "if picked and not offer.run.promised and self.seconds",
         "if not offer.run.promised and self.seconds",
-        "saturation.deadlines_that_have_passed_starve_nobody(True, 'fast')",
+        "saturation.deadlines_that_have_passed_starve_nobody('fast', True)",
     ),
     Mutant(
         "what stayed out is forgotten",
         "scheduler/fill.py",
         "        for entry in left:\n            heappush(heap, entry)\n",
         "        pass\n",
-        "saturation.deadlines_that_have_passed_starve_nobody(True, 'fast')",
+        "saturation.deadlines_that_have_passed_starve_nobody('fast', True)",
     ),
     Mutant(
         "a bill is not shared",
@@ -539,9 +539,16 @@ MUTANTS = [
     Mutant(
         "who left in the middle pays nothing",
         "scheduler/scheduler.py",
-        "            run.tenant.seconds += mine\n",
-        "            run.tenant.seconds += 0.0 if run.closing else mine\n",
+        "            offer.run.tenant.seconds += mine\n",
+        "            offer.run.tenant.seconds += 0.0 if offer.run.closing else mine\n",
         "saturation.accounts_hold_every_second()",
+    ),
+    Mutant(
+        "a book closes before all of its units are charged",
+        "scheduler/scheduler.py",
+        "        for offer in members:\n            run, unit = offer.run, offer.unit\n            offer.sent = offer.held\n",
+        "            run, unit = offer.run, offer.unit\n            offer.sent = offer.held\n",
+        "saturation.two_units_of_a_run_in_one_batch_are_both_charged()",
     ),
     Mutant(
         "tenants do not take turns at the door",
@@ -735,7 +742,7 @@ def plant(mutant: Mutant, tree: Path) -> None:
 
 def run(*checks: str, tree: Path, seconds: float = 60.0) -> str:
     """How the first of these checks that fails does so, on the package in `tree`; empty if all pass."""
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    env = {**os.environ, "OMNI_SHRINK": "0", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     command = [sys.executable, str(HERE / "mutants.py"), "--check", *checks]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds)

@@ -8,23 +8,32 @@ import traceback
 from typing import Any
 
 from curse import HARM, Curse, curses
-from world import CHOICES, HOSTS, PROGRAMS, Ask, World
+from world import CHOICES, DECLARED, HOSTS, PROGRAMS, Ask, Wish, World
+
+from omni_runtime.scheduler.policy import POLICIES
 
 Move = tuple[Any, ...]
 POOLS = (4, 9, 17, 40)  # the largest request of some programs fills 17 or 34, some never fit into 4 or 9
 STOPS = ((), (), ("la lo",), ("é!", "日"))
 PRIORITIES = ("high", "normal", "low")
+SOON = (None, 0.001, 0.3, 100.0)  # seconds until something is wanted
+BUSY = (1e-6, 1e-3)  # seconds of a batch: a stream can be promised, or is too slow
 
 
 class Mood:
     """What a world is like. Each lacks some kinds of trouble and some requests, so that the others meet more often."""
 
-    def __init__(self, r: random.Random, reuse: bool) -> None:
+    def __init__(self, r: random.Random, reuse: bool, wishes: random.Random | None = None) -> None:
         self.r = r
+        self.wishes = wishes  # draws how things are wanted: apart, so that what is wanted stays the same; None: just so
+        self.tenants = ("", "a", "b") if wishes is None or wishes.random() < 0.6 else ("a",)
         self.choices = r.sample(range(len(CHOICES)), r.choice((1, 2, 4, len(CHOICES))))
         self.prompts = r.choice(((1, 2, 3), (9, 13, 20), (1, 2, 3, 5, 9, 20, 63, 64)))
         if reuse:  # prompts long enough to share their beginning
             self.choices, self.prompts = r.choice(((10,), (10, 11, 12))), (5, 9, 13, 20)
+        self.promised = wishes.choice((0.0, 0.5, 0.9)) if wishes is not None else 0.0
+        if wishes is not None and self.promised and not reuse:  # sound, and the same again, so that paces get known
+            self.choices = wishes.choice(([4], [3, 6], [9], self.choices))
         self.cursed = r.choice((0.0, 0.3, 0.6))
         self.harm = r.choice((HARM, ("op", "transient")))
         trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5}
@@ -41,6 +50,12 @@ class Mood:
             stop=r.choice(STOPS),
         )
 
+    def wish(self) -> Wish:
+        w = self.wishes
+        if w is None:
+            return Wish()
+        return Wish(w.choice(self.tenants), w.choice(SOON), w.choice(SOON), w.random() < self.promised)
+
     def curse(self, ask: Ask) -> Curse | None:
         r = self.r
         if r.random() >= self.cursed:
@@ -50,10 +65,12 @@ class Mood:
 
     def move(self) -> Move:
         r = self.r
+        if self.wishes is not None and self.wishes.random() < 0.05:
+            return ("played", self.wishes.randrange(9), self.wishes.choice((0.0, 1e-3, 5.0)))
         what = r.choices(list(self.moves), weights=list(self.moves.values()))[0]
         if what == "ask":
             ask = self.ask()
-            return ("ask", ask, self.curse(ask), r.choice(PRIORITIES))
+            return ("ask", ask, self.curse(ask), r.choice(PRIORITIES), self.wish())
         if what == "host":
             return ("host", r.choice(HOSTS), r.randint(1, 2))
         if what == "late":
@@ -76,6 +93,7 @@ def inputs(world: World, move: Move) -> list[Any]:
         "late": world.answer_late,
         "repeat": world.repeat,
         "wrong": world.answer,
+        "played": world.played,
     }[what](*args)
 
 
@@ -84,8 +102,13 @@ def play(seed: int, longest: int = 60) -> World:
     r = random.Random(seed)
     with curses():
         reuse = r.random() < 0.4
-        world = World(r.choice(POOLS), r.choice((2, 5, 20_000, 20_000)), reuse)
-        mood = Mood(r, reuse)
+        wishes = random.Random(f"wishes {seed}") if seed % 2 else None
+        more: dict[str, Any] = {}
+        if wishes is not None:
+            policy, tenants = wishes.choice([*POLICIES, "deadline"]), wishes.choice((None, DECLARED))
+            more = {"policy": policy, "tenants": tenants, "seconds": wishes.choice(BUSY)}
+        world = World(r.choice(POOLS), r.choice((2, 5, 20_000, 20_000)), reuse, **more)
+        mood = Mood(r, reuse, wishes)
         world.turn(world.host(None, r.randint(1, 2)))
         for _ in range(r.randint(5, longest)):
             burst = [mood.move() for _ in range(r.choice((1, 1, 1, 3, 7)))]

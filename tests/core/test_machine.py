@@ -9,8 +9,10 @@ from curse import HARM, Curse, curses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from search import POOLS, PRIORITIES, STOPS, play
-from world import CHOICES, HOSTS, PROGRAMS, Ask, World
+from search import BUSY, POOLS, PRIORITIES, SOON, STOPS, play
+from world import CHOICES, DECLARED, HOSTS, PROGRAMS, Ask, Wish, World
+
+from omni_runtime.scheduler.policy import POLICIES
 
 EXAMPLES = int(os.environ.get("OMNI_EXAMPLES", "300"))
 NTH = st.integers(0, 7)
@@ -22,6 +24,13 @@ ASKS = st.builds(
     most=st.sampled_from((0, 1, 2, 4, 7, None)),
     steps=st.integers(1, 4),
     stop=st.sampled_from(STOPS),
+)
+WISHES = st.builds(
+    Wish,
+    tenant=st.sampled_from(("", "a", "b")),
+    deadline=st.sampled_from(SOON),
+    first_output=st.sampled_from(SOON),
+    promised=st.booleans(),
 )
 
 
@@ -42,10 +51,25 @@ class AnyWorld(RuleBasedStateMachine):
         self.open.__enter__()
 
     @initialize(
-        blocks=st.sampled_from(POOLS), max_runs=st.sampled_from((2, 5, 20_000)), slots=st.integers(1, 2), reuse=st.booleans()
+        blocks=st.sampled_from(POOLS),
+        max_runs=st.sampled_from((2, 5, 20_000)),
+        slots=st.integers(1, 2),
+        reuse=st.booleans(),
+        policy=st.sampled_from(("deadline", *POLICIES)),
+        tenants=st.sampled_from((None, DECLARED)),
+        seconds=st.sampled_from(BUSY),
     )
-    def begin(self, blocks: int, max_runs: int, slots: int, reuse: bool) -> None:
-        self.world = World(blocks, max_runs, reuse)
+    def begin(
+        self,
+        blocks: int,
+        max_runs: int,
+        slots: int,
+        reuse: bool,
+        policy: str,
+        tenants: dict[str, float] | None,
+        seconds: float,
+    ) -> None:
+        self.world = World(blocks, max_runs, reuse, policy, tenants, seconds)
         self.burst = self.world.host(None, slots)
 
     @rule(later=st.sampled_from((0.0, 0.001, 0.3, 3.0)))
@@ -53,9 +77,9 @@ class AnyWorld(RuleBasedStateMachine):
         burst, self.burst = self.burst, []
         self.world.turn(burst, later)
 
-    @rule(ask=ASKS, priority=st.sampled_from(PRIORITIES), now=st.booleans())
-    def submit(self, ask: Ask, priority: str, now: bool) -> None:
-        self.burst += self.world.ask(ask, None, priority)
+    @rule(ask=ASKS, priority=st.sampled_from(PRIORITIES), wish=WISHES, now=st.booleans())
+    def submit(self, ask: Ask, priority: str, wish: Wish, now: bool) -> None:
+        self.burst += self.world.ask(ask, None, priority, wish)
         if now:
             self.feed(0.0)
 
@@ -79,6 +103,11 @@ class AnyWorld(RuleBasedStateMachine):
     @rule(run=st.integers(1, 12))
     def cancel(self, run: int) -> None:
         self.burst += self.world.stop(run)
+
+    @precondition(lambda self: self.world.asked)
+    @rule(run=st.integers(1, 12), seconds=st.sampled_from((0.0, 1e-3, 5.0)))
+    def played(self, run: int, seconds: float) -> None:
+        self.burst += self.world.played(run, seconds)
 
     @precondition(lambda self: self.world.flight)
     @rule(nth=NTH, wrong=st.sampled_from((-1, 1)))
@@ -132,5 +161,5 @@ def test_some_worlds_by_seed() -> None:
         for handle in play(seed, longest=40).handles.values():
             assert handle.end is not None
             ends[handle.end.reason] = ends.get(handle.end.reason, 0) + 1
-    assert ends.keys() == {"done", "failed", "cancelled", "lost", "too_large", "overloaded"}, ends
+    assert ends.keys() == {"done", "failed", "cancelled", "lost", "too_large", "too_slow", "overloaded"}, ends
     assert ends["done"] > sum(ends.values()) / 4, f"most worlds are broken all the time: {ends}"

@@ -15,6 +15,7 @@ import toys
 from curse import CURSES, HARM, SPENT, Breakable, Curse, place
 
 from omni_runtime.card import Each, ExpertSpec, ModelCard, OpLimits, Port, Slot, batch_limits
+from omni_runtime.executors.simulated import Cost
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
 from omni_runtime.sim import SimHandle, Simulation
@@ -25,12 +26,15 @@ from omni_runtime.work import (
     Command,
     DenoiseStep,
     Drop,
+    End,
     ExecutorDown,
     Input,
+    Played,
     Row,
     RunBatch,
     StepResult,
     Submit,
+    Waiting,
 )
 
 DUO = ModelCard(
@@ -101,6 +105,20 @@ class Ask(NamedTuple):
     stop: tuple[str, ...] = ()
 
 
+class Wish(NamedTuple):
+    """How a caller wants it. What it gives must never depend on this."""
+
+    tenant: str = ""
+    deadline: float | None = None
+    first_output: float | None = None
+    promised: bool = False  # only where the outputs have sound
+
+
+AS_IT_COMES = Wish()
+HEARD = {"audio", "low", "high"}  # outputs that are sound
+DECLARED = {"a": 1.0, "b": 3.0}
+
+
 class World(Simulation):
     """Plays everything around one core.
 
@@ -108,9 +126,26 @@ class World(Simulation):
         blocks: size of every pool of every executor: what a request may hold, and where it must stop, depends on it.
         max_runs: see `Core`.
         reuse: executors keep the KV of ended loops, and others begin with it.
+        policy, tenants: see `Simulation`.
+        seconds: of every batch, as its executor says: with a tenth of a millisecond no toy stream can be promised a thing.
     """
 
-    def __init__(self, blocks: int, max_runs: int = 20_000, reuse: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        max_runs: int = 20_000,
+        reuse: bool = False,
+        policy: str = "deadline",
+        tenants: dict[str, float] | None = None,
+        seconds: float = 1e-3,
+    ) -> None:
+        self.wishes: dict[int, Wish] = {}
+        self.shares = tenants
+        self.seconds = seconds
+        self.busy_seconds = 0.0  # of all batches that were answered
+        self.waited: dict[int, list[float | None]] = {}  # what promised runs were told
+        self.begun: set[int] = set()  # runs with a unit of a loop that holds memory
+        self.split: set[int] = set()  # runs with units in flight when they ended: what these take is told to nobody
         self.flight: dict[tuple[int, str], int] = {}  # (run, loop) -> batch
         self.progress: dict[tuple[int, str], int] = {}
         self.counts: dict[tuple[int, str], int] = {}  # units that gave a result
@@ -128,7 +163,7 @@ class World(Simulation):
         self.blocks = blocks
         self.reuse = reuse
         self.max_runs = max_runs
-        super().__init__(cards=CARDS, max_runs=max_runs)
+        super().__init__(cards=CARDS, max_runs=max_runs, policy=policy, tenants=tenants)
 
     # -- What the core commands
 
@@ -148,6 +183,15 @@ class World(Simulation):
                     if executor == command.executor:
                         for block in [b for b, owner in table.items() if owner == slot]:
                             del table[block]
+        elif isinstance(command, Waiting):
+            told = self.waited.setdefault(command.run, [])
+            assert None not in told, f"S13: run {command.run} waits no more, and {command}"
+            assert told or command.seconds is not None, f"S13: run {command.run} did not wait"
+            assert command.run not in self.begun, f"S13: run {command.run} has begun, and {command}"
+            assert self.wishes[command.run].promised, f"S13: run {command.run} was promised nothing"
+            told.append(command.seconds)
+        elif isinstance(command, End) and (book := self.core.scheduler.runs.get(command.run)) is not None and book.flying:
+            self.split.add(command.run)
         super()._carry_out(command)
 
     def _saw_batch(self, batch: RunBatch) -> None:
@@ -167,6 +211,8 @@ class World(Simulation):
             slot = (row.run, row.loop)
             assert self.handles[row.run].end is None, f"S9: work for run {row.run} after its end"
             assert slot not in self.flight, f"S1: two units of {slot}"
+            if self.core.flow.runs[row.run].nodes[row.loop].step.pooled:
+                self.begun.add(row.run)
             self.flight[slot] = batch.batch
             start, size = place(row.payload)
             done = self.progress.get(slot, 0) if row.fork is None else row.fork.length
@@ -182,20 +228,28 @@ class World(Simulation):
     def host(self, experts: tuple[str, ...] | None, slots: int) -> list[Input]:
         self.born += 1
         executor = Breakable(f"x{self.born}", *CARDS, experts=experts, blocks=self.blocks, slots=slots, reuse=self.reuse)
+        executor.costs = {key: Cost(fixed=self.seconds, per_size=self.seconds / 10) for key in LIMITS}
         self.executors[executor.name] = executor
         self.mail[executor.name] = deque()
         return [executor.up]
 
-    def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal") -> list[Input]:
-        submit = request(len(self.handles) + 1, ask, priority)
+    def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal", wish: Wish = AS_IT_COMES) -> list[Input]:
+        if self.shares and wish.tenant not in self.shares:
+            wish = wish._replace(tenant=min(self.shares))
+        wish = wish._replace(promised=wish.promised and not HEARD.isdisjoint(CHOICES[ask.choice][1]))
+        submit = request(len(self.handles) + 1, ask, priority, wish)
         run = submit.run
+        self.wishes[run] = wish
         self.handles[run] = SimHandle(run, self.now)
         self.asked[run] = (ask, curse)
         if curse:
             CURSES[run] = curse
         if not all(any(set(g) <= set(ex.up.experts) for ex in self.executors.values()) for g in submit.plan.together):
             self.unserved.add(run)
-        if len((self.alive | set(self.core.scheduler.runs)) - {run}) >= self.max_runs:
+        others = (self.alive | set(self.core.scheduler.runs)) - {run}
+        mine = sum(self.wishes[other].tenant == wish.tenant for other in others)
+        part = self.shares[wish.tenant] / sum(self.shares.values()) if self.shares else 1.0
+        if len(others) >= self.max_runs or mine >= max(1, int(self.max_runs * part)):
             self.crowded.add(run)
         return [submit]
 
@@ -207,6 +261,11 @@ class World(Simulation):
         if run in self.handles and self.handles[run].end is None:
             self.cancelled.add(run)
         return [Cancel(run)]
+
+    def played(self, run: int, seconds: float) -> list[Input]:
+        """Somebody says what he has heard: of sound or not, of a run that is there or not, more or less than there was."""
+        outputs = CHOICES[self.asked[run][0].choice][1] if run in self.asked else ("audio",)
+        return [Played(run, output, seconds) for output in outputs]
 
     def answer(self, nth: int, wrong: int = 0) -> list[Input]:
         """The head batch of one of the busy executors is done. With `wrong`, so many results too many or too few."""
@@ -222,6 +281,8 @@ class World(Simulation):
             report: Any = Answer(name, batch.batch, [StepResult()] * max(0, len(batch.rows) + wrong))
         else:
             report = self.executors[name].run(batch)
+        if isinstance(report, Answer) and len(report.results) == len(batch.rows):
+            self.busy_seconds += report.seconds
         self._clean(name)
         self.units += len(batch.rows)
         for row in batch.rows:
@@ -299,6 +360,11 @@ class World(Simulation):
             assert budget, f"L3: does not drain: {sorted(self.alive)}"
         for run in self.asked:
             self.judge(run)
+        charged = sum(account["seconds"] for account in self.core.scheduler.accounts().values())
+        assert abs(charged - self.busy_seconds) < 1e-6, f"S14: {charged} s are charged of {self.busy_seconds}"
+        told = sum(handle.end.seconds for handle in self.handles.values())
+        assert told <= self.busy_seconds + 1e-6, f"S14: {told} s are told of {self.busy_seconds}"
+        assert self.split or told >= self.busy_seconds - 1e-6, f"S14: {told} s are told of {self.busy_seconds}"
         self.core.check_idle()
         kept = {(e.name, slot) for e in self.core.scheduler.executors.values() for led in e.ledgers.values() for slot in led.kept}
         assert self.reuse or not kept
@@ -331,7 +397,11 @@ class World(Simulation):
         assert reason != "failed" or guilty, f"S12: an innocent failed; {tell}"
         assert reason != "cancelled" or run in self.cancelled, f"nobody cancelled it; {tell}"
         assert reason != "too_large" or alone.reason == "too_large", f"alone it fits; {tell}"
-        assert reason != "overloaded" or run in self.crowded, f"there was room; {tell}"
+        wish, waited = self.wishes[run], self.waited.get(run, [])
+        impatient = wish.promised and wish.first_output is not None
+        assert reason != "overloaded" or run in self.crowded or impatient, f"there was room; {tell}"
+        assert reason != "too_slow" or (wish.promised and run not in self.begun and not handle.chunks), f"{wish} {tell}"
+        assert reason != "done" or not waited or waited[-1] is None, f"S13: it still waits; {tell}"
         assert reason != "lost" or run in self.unserved | self.bereaved, f"nothing was lost; {tell}"
         assert run not in self.unserved or reason != "done" or not any(alone.shown.values()), f"nobody hosted it; {tell}"
 
@@ -345,7 +415,7 @@ class Alone(NamedTuple):
     shown: dict[str, int]  # progress of the loops that make an output: these must run to their end
 
 
-def request(run: int, ask: Ask, priority: str = "normal") -> Submit:
+def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COMES) -> Submit:
     name, outputs = CHOICES[ask.choice]
     program = PROGRAMS[name]
     given: dict[str, Any] = {}
@@ -364,7 +434,9 @@ def request(run: int, ask: Ask, priority: str = "normal") -> Submit:
                 "guidance_scale": 1.0 + ask.seed % 3,
                 "preview_every": ask.seed % 4,
             }
-    return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority)[1]
+    wants = {"tenant": wish.tenant, "deadline_s": wish.deadline, "first_output_s": wish.first_output}
+    guarantee = "no-underrun" if wish.promised else None
+    return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority, guarantee=guarantee, **wants)[1]
 
 
 @cache
