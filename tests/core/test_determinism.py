@@ -17,6 +17,7 @@ import omni_runtime
 from omni_runtime.card import OpLimits
 from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor
+from omni_runtime.scheduler.policy import policy_named
 from omni_runtime.sim import SimHandle, Simulation
 
 HERE = Path(__file__).resolve().parent
@@ -57,7 +58,8 @@ def test_a_replay_gives_equal_commands() -> None:
         world = play(seed, longest=30)
         with curses():
             CURSES.update({run: curse for run, (_, curse) in world.asked.items() if curse})
-            core = Core(LIMITS, world.max_runs)
+            policy = policy_named(world.core.scheduler.policy.name)
+            core = Core(LIMITS, world.max_runs, policy=policy, tenants=world.shares)
             for now, inputs, commands in world.history:
                 assert repr(core.feed(now, *inputs)) == repr(commands), f"seed {seed} at {now}"
 
