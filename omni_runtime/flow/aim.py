@@ -30,11 +30,9 @@ def aim(run: Run, costs: Costs) -> None:
             elif submit.first_output is not None:
                 route.first = goal = Goal(first)
                 _lead(run, goal, [node], costs)
-                run.goals.append(goal)
     if submit.deadline is not None:
-        whole = Whole(run.arrival + submit.deadline, begun=True)
+        run.deadline = whole = Whole(run.arrival + submit.deadline, begun=True)
         _lead(run, whole, [node for node in run.nodes.values() if any(r.outputs for r in node.routes.values())], costs)
-        run.goals.append(whole)
 
 
 def _lead(run: Run, goal: Goal, ends: list[Node], costs: Costs) -> None:
