@@ -47,6 +47,7 @@ class OpModel:
         """A batch took so long. Zero or less is no measurement and is left out."""
         if seconds <= 0.0:
             return
+        seconds = max(LEAST, seconds)
         self.batches = n = self.batches + 1
         s = self.seed
         shape = max(LEAST, s[0] + s[1] * units + s[2] * work + s[3] * reach)
