@@ -21,7 +21,7 @@ def hibari() -> ModelCard:
                 build="omni_runtime.experts.hibari_talker:build", ops={"speak": OpLimits(units=4, size=4)}, place="device"
             ),
             "vocoder": ExpertSpec(
-                build="omni_runtime.experts.hibari_vocoder:build", ops={"decode_audio": OpLimits(units=8, size=160, chunk=80)}
+                build="omni_runtime.experts.hibari_vocoder:build", ops={"decode_audio": OpLimits(units=16, size=320, chunk=80)}
             ),
         },
         loops={

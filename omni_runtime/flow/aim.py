@@ -32,7 +32,7 @@ def aim(run: Run, costs: Costs) -> None:
                 _lead(run, goal, [node], costs)
                 run.goals.append(goal)
     if submit.deadline is not None:
-        whole = Whole(run.arrival + submit.deadline)
+        whole = Whole(run.arrival + submit.deadline, begun=True)
         _lead(run, whole, [node for node in run.nodes.values() if any(r.outputs for r in node.routes.values())], costs)
         run.goals.append(whole)
 
@@ -58,13 +58,16 @@ def _lead(run: Run, goal: Goal, ends: list[Node], costs: Costs) -> None:
     if isinstance(goal, Listener):
         for leg in goal.legs:
             leg.pending = _pending(leg)
+            if leg.node.step.spec.kind == "each" and leg.node.counts is None:
+                leg.node.counts = next((r for r in leg.node.readers.values() if not r.full and r.channel.source), None)
     goal.refresh()
 
 
 def _pending(leg: Leg) -> list[tuple[Any, float]]:
     """The channels between a loop and a listener, with the seconds of sound that an item of each comes to."""
     found = list({id(entry[0]): entry for reader in leg.readers for entry in reader.pending}.values())
-    for reader in (r for after in leg.readers for r in after.node.readers.values() if r.channel.source is leg.node):
+    leg.channels = [r for after in leg.readers for r in after.node.readers.values() if r.channel.source is leg.node]
+    for reader in leg.channels:
         spec = reader.node.step.spec
         if isinstance(leg.goal, Listener) and not reader.full:
             seconds = spec.hop / leg.goal.rate if hasattr(spec, "hop") else 1.0 / leg.pace.second if leg.pace.second else 0.0
@@ -78,7 +81,10 @@ def learn(run: Run, costs: Costs) -> None:
     for listener in run.listeners.values():
         if listener.made > 0.0:
             for leg in listener.legs:
-                seconds[id(leg.node)] = (listener.made, max((reader.node.units for reader in leg.readers), default=0))
+                read = max(
+                    (reader.node.units for reader in leg.readers), default=leg.node.units
+                )  # who is heard himself leads to 1
+                seconds[id(leg.node)] = (listener.made, read)
     for node in run.nodes.values():
         units = node.units
         if not units:

@@ -37,6 +37,7 @@ class Node:
     __slots__ = (
         "asked",
         "busy",
+        "counts",
         "ctx",
         "done",
         "full",
@@ -88,6 +89,7 @@ class Node:
         self.done = False
         self.units = 0
         self.size = 0  # granted to all of its units
+        self.counts: Reader | None = None  # of an `each` loop on the way to a listener: how many items does a step take?
         self.legs: list[Leg] = []  # what it is waited for
         self.heard: tuple[Listener, Leg, float] | None = None  # who hears what it gives, and seconds of sound for one of its size
         self.asked = (-1, 0)  # progress, and how much of an offer its listener wanted then

@@ -92,7 +92,7 @@ class Walk:
         """An offer cut to what the listener wants; decided once a step, since his buffer drains while it waits."""
         if node.asked[0] != unit.at and node.heard is not None:
             listener, leg, seconds = node.heard
-            node.asked = (unit.at, asked(listener, leg, self.now, seconds, unit.weight, 1 << 30))
+            node.asked = (unit.at, asked(listener, leg, self.now, seconds, unit.weight, self.costs.beside(), 1 << 30))
         most = max(unit.lo, node.asked[1])
         return unit if unit.hi <= most else replace(unit, hi=most)
 
@@ -165,6 +165,8 @@ class Walk:
         run = node.run
         if node.unit is not None and node.unit.weight != 1.0:
             self.costs.pace(run.plan.program, node.step.name).weigh(node.unit.weight)
+        counts = node.counts
+        before = counts.cursor if counts is not None else 0
         try:
             for push in node.loop.advance(node.state, size, result):
                 self.push(node, push)
@@ -176,6 +178,8 @@ class Walk:
             self.fail(run, node, error)
             self.discard(node, result)
             return
+        if counts is not None:
+            self.costs.pace(run.plan.program, counts.channel.source.step.name).waited(counts.cursor - before)
         if result.tensors:
             self.release(ref for port, refs in result.tensors.items() if port not in node.routes for ref in refs)
         if node.tensors:
@@ -223,8 +227,7 @@ class Walk:
     def _sound(self, node: Node, route: Route, listener: Listener, samples: Any) -> None:
         """Sound for a listener: at once, or when his start is safe."""
         listener.made += len(samples) / listener.rate
-        listener.note()
-        if not listener.promised or listener.started:
+        if not listener.promised or listener.begun:
             self._deliver(node, route, listener, samples)
         else:
             listener.held.append(samples)
@@ -241,7 +244,7 @@ class Walk:
         for name in route.outputs:
             self.out.append(Chunk(node.run.id, name, listener.shown, samples, node.sample))
         listener.shown += len(samples)
-        if not listener.started:
+        if not listener.begun:
             self._came(node.run, listener)
         listener.hear(self.now, len(samples) / listener.rate)
 

@@ -85,10 +85,12 @@ class Batch:
         self.slack = slack
         self.seconds = model.speed * model.theta[0] if slack < NEVER else 0.0
         self.full = False
+        self.extra = 0.0  # seconds of those that are in it beyond the slack
 
     @property
     def spare(self) -> int | None:
-        """What may be shared out beyond the least; None: all that fits. A usual batch may always be, or a prompt would crawl."""
+        """What those that nobody promised anything may share beyond their least; None: all that fits. A usual batch may always
+        be, or a prompt would crawl."""
         if self.slack == NEVER:
             return None
         left = max(self.slack, self.model.mean) - self.seconds
@@ -125,8 +127,11 @@ class Batch:
             if self.slack < NEVER:
                 price = self.price(offer)
                 if picked and not offer.run.promised and self.seconds + price > self.slack:
-                    aside.append(entry)
-                    continue
+                    # Left out, it costs a batch of its own: so some may stay, as long as all of them cost less than that.
+                    if self.extra + price > self.model.speed * self.model.theta[0]:
+                        aside.append(entry)
+                        continue
+                    self.extra += price
                 self.seconds += price
             offer.live = False
             size -= unit.lo
@@ -166,8 +171,8 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, spa
     """Everybody has the least, so a long prefill never stops the decodes beside it; what is left of the budget is shared.
 
     While anybody else waits (not `alone`), nobody is granted more than a chunk: the others' next step is then at most one
-    batch of short units and a few chunks away, however long the prompt that came in between. With `spare` there is no more
-    than so much to share.
+    batch of short units and a few chunks away, however long the prompt that came in between. With `spare`, those that nobody
+    promised anything have no more than so much to share.
     """
     chunk = limits.size if alone or limits.chunk is None else limits.chunk
     room = limits.size
@@ -183,8 +188,15 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, spa
         if want > 0 and chunk > unit.lo:
             wants[at] = min(want, chunk - unit.lo)
     if wants:
-        room = room if spare is None else min(room, spare)
-        more = shares(wants, room) if len(ex.shares) < 2 else shares_of_tenants(wants, room, picked)
+        several = len(ex.shares) > 1
+        if spare is None:
+            more = shares_of_tenants(wants, room, picked) if several else shares(wants, room)
+        else:  # the promised first: what they make is what there is too little of
+            first = {at: want for at, want in wants.items() if picked[at].run.promised}
+            more = shares(first, room)
+            rest = {at: want for at, want in wants.items() if at not in first}
+            room = min(room - sum(more.values()), spare)
+            more |= shares_of_tenants(rest, room, picked) if several else shares(rest, room)
     else:
         more = wants
     made = []

@@ -11,12 +11,14 @@ from omni_runtime.scheduler.cost import OpModel
 from omni_runtime.scheduler.pace import Pace
 
 NEVER = float("inf")
+# What being late is worth, in patiences of the request: of what has not begun, of what is heard, of what was promised, of all of it.
+HEADS = (0.0, 0.25, 1.0, 4.0)
 
 
 class Leg:
     """One loop on the way to a goal."""
 
-    __slots__ = ("goal", "lead", "limits", "model", "node", "op", "pace", "pending", "readers")
+    __slots__ = ("channels", "goal", "lead", "limits", "model", "node", "op", "pace", "pending", "readers")
 
     def __init__(self, goal: Goal, node: Any, op: tuple[str, str], model: OpModel, pace: Pace, readers: list[Leg]) -> None:
         self.goal = goal
@@ -25,19 +27,36 @@ class Leg:
         self.model = model
         self.pace = pace
         self.readers = readers  # legs of the loops on the way that read it
+        self.channels: list[Any] = []  # readers in those loops
         # Channels between here and the goal: what lies there is heard before anything that is made here now. (reader, seconds of
         # sound an item)
         self.pending: list[tuple[Any, float]] = []
         self.lead = 0.0  # seconds from a unit of this loop to what comes of it at the goal
 
+    def begun(self) -> int:
+        """Items that lie in front of a reader which needs more of them for its next step."""
+        return max((len(r.channel.items) - r.cursor for r in self.channels if r.node.unit is None), default=0)
+
+    def waiting(self) -> float:
+        """Seconds of sound in the channels between here and the goal. A reader that has no step to do lacks something: half a
+        clause is no sound."""
+        found = 0.0
+        for reader, seconds in self.pending:
+            node = reader.node
+            if node.unit is not None or node.busy:
+                found += (len(reader.channel.items) - reader.cursor) * seconds
+        return found
+
 
 class Goal:
     """By when something of an output is wanted."""
 
-    __slots__ = ("by", "legs")
+    __slots__ = ("begun", "by", "head", "legs")
 
-    def __init__(self, by: float) -> None:
+    def __init__(self, by: float, begun: bool = False) -> None:
         self.by = by
+        self.begun = begun  # something is there, and more must follow in time
+        self.head = HEADS[3] if begun else HEADS[0]
         self.legs: list[Leg] = []  # the loops on the way, readers before what they read
 
     def refresh(self) -> None:
@@ -70,26 +89,25 @@ class Listener(Goal):
         promised: it must not run dry; what is made is held back until the start is safe.
     """
 
-    __slots__ = ("delivered", "held", "made", "over", "promised", "rate", "seen", "shown", "silence", "started")
+    __slots__ = ("delivered", "held", "made", "over", "promised", "rate", "shown", "silence")
 
     def __init__(self, rate: float, by: float, promised: bool) -> None:
         super().__init__(by)
         self.rate = rate
         self.promised = promised
-        self.started = False
         self.made = 0.0  # seconds of sound that the loops gave
         self.delivered = 0.0  # of them, those that went out
         self.shown = 0  # samples that went out
         self.silence = 0.0  # seconds in which there was nothing to play
         self.held: list[Any] = []  # made, and not delivered before the start is safe
         self.over = False  # nothing more comes
-        self.seen: dict[int, int] = {}  # units of each leg when the last sound was made
 
     def hear(self, now: float, seconds: float) -> None:
         """More sound is delivered."""
         self.delivered += seconds
-        if not self.started:
-            self.started, self.by = True, now + seconds
+        if not self.begun:
+            self.begun, self.by = True, now + seconds
+            self.head = HEADS[2] if self.promised else HEADS[1]
             return
         if now > self.by:
             self.silence += now - self.by
@@ -98,31 +116,28 @@ class Listener(Goal):
 
     def played(self, now: float, seconds: float) -> None:
         """The caller says how much has been heard."""
-        if self.started and not self.over:
+        if self.begun and not self.over:
             self.by = now + max(0.0, self.delivered - seconds)
 
     def buffered(self, now: float) -> float:
         """Seconds of sound that the listener, or the gate before him, still has."""
-        return max(0.0, self.by - now) if self.started else self.made
+        return max(0.0, self.by - now) if self.begun else self.made
 
-    def note(self) -> None:
-        """Sound was made: how many units of each loop on the way has it taken since the last?"""
-        for at, leg in enumerate(self.legs):
-            units = leg.node.units
-            if at in self.seen:
-                leg.pace.waited(units - self.seen[at])
-            self.seen[at] = units
+    def ready(self, now: float) -> float:
+        """The same, and what lies in the channels in front of him and only has to be decoded."""
+        return self.buffered(now) + (self.legs[-1].waiting() if self.legs else 0.0)
 
     def end(self) -> None:
         self.over, self.by = True, NEVER
 
 
-def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: float, most: int) -> int:
+def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: float, beside: float, most: int) -> int:
     """How much of its offer the loop in front of a listener wants: what his buffer holds, and at least the least chunk that
-    plays for twice as long as the next one takes to make.
+    plays for twice as long as it takes until the next one is there.
 
     Args:
         seconds: of sound for one of its size.
+        beside: seconds of the batch that may come between.
         most: what it could do now.
     """
     speed = leg.model.speed
@@ -130,6 +145,6 @@ def asked(listener: Listener, leg: Leg, now: float, seconds: float, weight: floa
     gain = seconds - 2.0 * speed * work * weight
     if gain <= 0.0:
         return most
-    least = 2.0 * speed * (batch + unit) / gain
+    least = 2.0 * (speed * (batch + unit) + beside) / gain
     size = max(least, listener.buffered(now) / seconds)
     return most if size >= most else max(1, int(size) + 1)

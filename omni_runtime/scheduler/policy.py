@@ -64,7 +64,7 @@ class Deadline(Policy):
         group = queues.head(ex, ex.groups, several)
         if group is None:
             return None
-        slack = max(0.0, supply.slack(now)) if supply.streams else NEVER
+        slack = supply.allowed(group[:2], now) if supply.streams else NEVER
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), slack)
         pick(queues.heaps[ex.name][group], batch, ex.shares)
         return group, batch

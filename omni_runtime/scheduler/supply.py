@@ -26,13 +26,17 @@ class Supply:
 
     def load(self, *others: list[Listener]) -> float:
         """Device-seconds for a second of sound of every promised stream and of `others`."""
+        return sum(seconds * rate for seconds, rate in self.loads(*others).values())
+
+    def loads(self, *others: list[Listener]) -> dict[tuple[str, str], tuple[float, float]]:
+        """By op: the seconds that one unit of every stream takes, and how many units a second of sound needs."""
         needs: dict[tuple[str, str], list[Leg]] = {}
         for listeners in (*self.streams.values(), *others):
             for listener in listeners:
                 if not listener.over:
                     for leg in listener.legs:
                         needs.setdefault(leg.op, []).append(leg)
-        total = 0.0
+        found = {}
         for op, legs in needs.items():
             n = len(legs)
             pace = [leg.pace for leg in legs]
@@ -43,20 +47,20 @@ class Supply:
             work, reach = sum(p.work for p in pace) / n, sum(p.reach for p in pace) / n
             model = legs[0].model
             seconds = batches * model.predict(part, part * work, part * reach) * (1.0 + model.spread)
-            total += seconds * sum(p.second for p in pace) / n
-        return total
+            found[op] = (seconds, sum(p.second for p in pace) / n)
+        return found
 
     def need(self, listener: Listener, load: float) -> float:
         """Seconds of sound that must lie ready so that the longest wait for more cannot drain it.
 
-        The longest wait: as many units as ever passed between two pieces of sound, at the pace of that load, one batch of each
-        loop on the way, and the longest batch that can be in the way.
+        The longest wait: what is left of the longest clause that was ever seen, at the pace of that load, one batch of each loop
+        on the way, and the longest batch that can be in the way.
         """
         wait = way = 0.0
         for leg in listener.legs:
             way += leg.model.mean * (1.0 + leg.model.spread)
             if leg.pace.second > 0.0:
-                wait = max(wait, leg.pace.gap / leg.pace.second * load)
+                wait = max(wait, max(0.0, leg.pace.gap - leg.begun()) / leg.pace.second * load)
         return wait + way + max((model.worst for model in self.costs.models.values()), default=0.0)
 
     def safe(self, listener: Listener, now: float, arrival: float) -> bool:
@@ -82,7 +86,7 @@ class Supply:
         if load > 1.0 - RESERVE:
             return False
         return all(
-            listener.over or not listener.started or listener.buffered(now) >= self.need(listener, load)
+            listener.over or not listener.begun or listener.ready(now) >= self.need(listener, load)
             for mine in self.streams.values()
             for listener in mine
         )
@@ -107,12 +111,20 @@ class Supply:
         rounds, place = divmod(ahead, len(left))
         return left[place] + rounds * left[-1]
 
+    def allowed(self, op: tuple[str, str], now: float) -> float:
+        """Seconds that a batch of an op may take: what no promised listener notices, or as long as all of them keep pace with
+        their playing if every such batch takes that long."""
+        loads = self.loads()
+        _, rate = loads.pop(op, (0.0, 0.0))
+        rest = 1.0 - RESERVE - sum(seconds * rate for seconds, rate in loads.values())
+        return max(self.slack(now), rest / rate if rate else 0.0, 0.0)
+
     def slack(self, now: float) -> float:
         """Seconds that a batch may take without any promised listener running dry because of it."""
         least = NEVER
         for listeners in self.streams.values():
             for listener in listeners:
-                if listener.started and not listener.over:
+                if listener.begun and not listener.over:
                     lead = max((leg.lead for leg in listener.legs), default=0.0)
                     least = min(least, listener.by - lead - now)
         return least
