@@ -9,11 +9,15 @@ from typing import Annotated
 import typer
 
 from omni_runtime.ask import Question, ask
+from omni_runtime.calibrate import Trial
+from omni_runtime.calibrate import calibrate as run_trial
 from omni_runtime.card import ModelCard
-from omni_runtime.errors import OmniError
+from omni_runtime.errors import OmniError, RequestError
 from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
+from omni_runtime.simulate.command import Scene
+from omni_runtime.simulate.command import simulate as simulate_scene
 
 QUESTION = "What is the capital of France, and what is it famous for?"
 
@@ -188,3 +192,62 @@ def check(
         typer.echo("\n".join(report(folder)))
     loops = ", ".join(f"{n} ({s.kind})" for n, s in found.loops.items())
     typer.echo(f"card {found.name}: experts {', '.join(found.experts)}; loops {loops}: fine")
+
+
+@cli.command()
+def simulate(
+    costs: Annotated[Path | None, typer.Option(help="what `omni calibrate` measured; guesses of the cards by default")] = None,
+    trace: Annotated[Path | None, typer.Option(help="requests to play, one JSON object a line, instead of drawing some")] = None,
+    mix: Annotated[str, typer.Option(help="programs that are asked for and their shares: speak or speak=3,chat=1")] = "speak",
+    rate: Annotated[float, typer.Option(help="requests a second")] = 1.0,
+    burst: Annotated[float, typer.Option(help="coefficient of variation of the time between requests: 1 is Poisson")] = 1.0,
+    requests: Annotated[int, typer.Option(help="how many", min=1)] = 200,
+    prompt: Annotated[str, typer.Option(help="tokens of a prompt: 48, 24-80 or lognormal:40,0.6 (median, sigma)")] = "24-80",
+    tokens: Annotated[str, typer.Option(help="tokens of an answer, likewise")] = "24-72",
+    shared: Annotated[int, typer.Option(help="tokens of a system prompt that all begin with, of those of the prompt", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="of all dice")] = 0,
+    devices: Annotated[int, typer.Option(help="each with all experts", min=1, max=1024)] = 1,
+    policy: Annotated[str | None, typer.Option(help="deadline, first_come, stages or requests")] = None,
+    guarantee: Annotated[str | None, typer.Option(help="no-underrun: every request is promised sound without gaps")] = None,
+    tenants: Annotated[int, typer.Option(help="requests come from so many, in turn", min=1)] = 1,
+    deadline: Annotated[float | None, typer.Option(help="seconds within which a request must end to count as good")] = None,
+    first_output: Annotated[float | None, typer.Option(help="seconds within which every output must begin")] = None,
+    noise: Annotated[bool, typer.Option(help="batches take as long as predicted, or as unevenly as was measured")] = True,
+    slots: Annotated[int, typer.Option(help="batches that may wait at an executor", min=1, max=64)] = 1,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
+    report: Annotated[Path | None, typer.Option(help="also write charts into this HTML file")] = None,
+    save: Annotated[Path | None, typer.Option(help="also write the requests into this file, for --trace")] = None,
+) -> None:
+    """Play requests to the scheduler on simulated devices, in no time."""
+    scene = {"deadline_s": deadline, "first_output_s": first_output, "costs": costs, "trace": trace, "mix": mix, "rate": rate}
+    scene |= {
+        "burst": burst,
+        "requests": requests,
+        "prompt": prompt,
+        "tokens": tokens,
+        "seed": seed,
+        "devices": devices,
+        "shared": shared,
+    }
+    scene |= {"policy": policy, "guarantee": guarantee, "tenants": tenants, "noise": noise, "slots": slots, "json": json}
+    simulate_scene(Scene(**scene, report=report, save=save))  # type: ignore[arg-type]
+
+
+@cli.command()
+def calibrate(
+    program: Annotated[str, typer.Argument(help="a program's name, module:function or file.py:function")] = "speak",
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSON file, for `omni simulate --costs`")] = Path("costs.json"),
+    concurrency: Annotated[str, typer.Option(help="requests at once, one trial after the other")] = "1,4,16",
+    requests: Annotated[int, typer.Option(help="in each trial; a quarter of them one at a time", min=1)] = 16,
+    tokens: Annotated[str, typer.Option(help="of an answer: 48, 24-72 or lognormal:40,0.6")] = "24-72",
+    seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
+    threads: Annotated[int | None, threads_option] = None,
+    trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Measure what batches take and how loops advance, with real requests."""
+    try:
+        levels = tuple(int(level) for level in concurrency.split(","))
+    except ValueError:
+        raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16") from None
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json))

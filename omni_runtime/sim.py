@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from omni_runtime.card import ModelCard, batch_limits
 from omni_runtime.core import Core, Observer
-from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program
-from omni_runtime.request import resolve
+from omni_runtime.request import Request, resolve
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.policy import policy_named
 from omni_runtime.work import (
@@ -22,16 +21,43 @@ from omni_runtime.work import (
     Drop,
     End,
     ExecutorDown,
+    ExecutorUp,
     Input,
     Message,
     OutputEnd,
     Release,
+    Report,
     RunBatch,
+    Submit,
     Summary,
     Waiting,
 )
 
-FIELDS = ("outputs", "priority", "label", "n", "tenant", "deadline_s", "first_output_s", "guarantee")
+FIELDS = set(Request.model_fields) - {"seed"}
+
+
+class SimExecutor(Protocol):
+    """What a simulation asks of an executor."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def up(self) -> ExecutorUp: ...
+
+    def seconds(self, batch: RunBatch) -> float:
+        """How long it is busy with a batch, asked once, when the batch begins."""
+        ...
+
+    def run(self, message: Message) -> Report | None:
+        """Carries out one message; batches are answered, when their time is over."""
+        ...
+
+
+class Ear(Protocol):
+    """Hears all that a simulated request gives."""
+
+    def take(self, now: float, command: Chunk | OutputEnd | Waiting | End) -> None: ...
 
 
 class SimHandle:
@@ -82,7 +108,7 @@ class Simulation:
 
     def __init__(
         self,
-        *executors: SimulatedExecutor,
+        *executors: SimExecutor,
         cards: tuple[ModelCard, ...],
         max_runs: int = 20_000,
         observers: Iterable[Observer] = (),
@@ -92,10 +118,11 @@ class Simulation:
     ) -> None:
         self.core = Core(batch_limits(*cards), max_runs, observers, costs, policy_named(policy), tenants)
         self.now = 0.0
-        self.executors: dict[str, SimulatedExecutor] = {}
+        self.executors: dict[str, SimExecutor] = {}
         self.mail: dict[str, deque[Message]] = {}
         self.finish: dict[str, float] = {}  # when the batch at the head of an executor's mail is done
-        self.handles: dict[int, SimHandle] = {}
+        self.handles: dict[int, Any] = {}  # SimHandle, or what `hear` makes
+        self.runs = 0  # that were submitted
         self.units = 0
         self.trace: list[str] | None = None
         for executor in executors:
@@ -125,7 +152,7 @@ class Simulation:
             assert isinstance(head, RunBatch)
             self.finish[name] = self.now + self.executors[name].seconds(head)
 
-    def up(self, executor: SimulatedExecutor) -> None:
+    def up(self, executor: SimExecutor) -> None:
         self.executors[executor.name] = executor
         self.mail[executor.name] = deque()
         self.feed(executor.up)
@@ -138,14 +165,18 @@ class Simulation:
         self.feed(ExecutorDown(name, reason))
         return late
 
-    def submit(self, program: Program, *, seed: int = 0, **given: Any) -> SimHandle:
+    def submit(self, program: Program, *, seed: int = 0, **given: Any) -> Any:
         """As `Runtime.submit`; parameters of `Request` and of the loops are keywords."""
-        fields: Mapping[str, Any] = {k: given.pop(k) for k in FIELDS if k in given}
-        run = len(self.handles) + 1
-        _, submit = resolve(run, program, 0, given, seed=seed, **fields)
-        handle = self.handles[run] = SimHandle(run, self.now)
+        fields: Mapping[str, Any] = {name: given.pop(name) for name in list(given) if name in FIELDS}
+        self.runs += 1
+        _, submit = resolve(self.runs, program, 0, given, seed=seed, **fields)
+        handle = self.handles[submit.run] = self.hear(submit)
         self.feed(submit)
         return handle
+
+    def hear(self, submit: Submit) -> Ear:
+        """What takes the news of a request."""
+        return SimHandle(submit.run, self.now)
 
     def cancel(self, run: int) -> None:
         self.feed(Cancel(run))

@@ -81,9 +81,8 @@ def learn(run: Run, costs: Costs) -> None:
     for listener in run.listeners.values():
         if listener.made > 0.0:
             for leg in listener.legs:
-                read = max(
-                    (reader.node.units for reader in leg.readers), default=leg.node.units
-                )  # who is heard himself leads to 1
+                # Who is heard himself leads to one unit: with 0 readers it would be all of them, and leads seconds too long.
+                read = max((reader.node.units for reader in leg.readers), default=leg.node.units)
                 seconds[id(leg.node)] = (listener.made, read)
     for node in run.nodes.values():
         units = node.units
@@ -91,8 +90,7 @@ def learn(run: Run, costs: Costs) -> None:
             continue
         pace = costs.pace(run.plan.program, node.step.name)
         size = node.size / units
-        weight = sum(pace.weights) / len(pace.weights) if pace.weights else 1.0
-        found = {"units": float(units), "size": size, "work": size * weight}
+        found = {"units": float(units), "size": size, "work": node.work / units}
         if node.step.block and node.step.spec.grows:
             found["reach"] = node.size * node.size / (2.0 * units)
         if id(node) in seconds:
@@ -107,5 +105,5 @@ def learn(run: Run, costs: Costs) -> None:
                 count = sum(map(len, given)) if node.step.spec.ports[port].type == "text" else len(given)
             else:
                 count = route.sent
-            items[port] = count / (units * found["work"])
+            items[port] = count / max(node.work, 1e-9)
         pace.learn_items(items)

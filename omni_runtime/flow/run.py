@@ -63,6 +63,7 @@ class Node:
         "twin",
         "unit",
         "units",
+        "work",
     )
 
     def __init__(self, run: Run, step: Step, sample: int) -> None:
@@ -89,6 +90,7 @@ class Node:
         self.done = False
         self.units = 0
         self.size = 0  # granted to all of its units
+        self.work = 0.0  # the same, times their weights
         self.counts: Reader | None = None  # of an `each` loop on the way to a listener: how many items does a step take?
         self.legs: list[Leg] = []  # what it is waited for
         self.heard: tuple[Listener, Leg, float] | None = None  # who hears what it gives, and seconds of sound for one of its size

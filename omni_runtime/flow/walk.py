@@ -163,8 +163,10 @@ class Walk:
         node.units += 1
         node.size += size
         run = node.run
-        if node.unit is not None and node.unit.weight != 1.0:
-            self.costs.pace(run.plan.program, node.step.name).weigh(node.unit.weight)
+        weight = node.unit.weight if node.unit is not None else 1.0
+        node.work += size * weight
+        if weight != 1.0:
+            self.costs.pace(run.plan.program, node.step.name).weigh(weight, node.units == 1)
         counts = node.counts
         before = counts.cursor if counts is not None else 0
         try:

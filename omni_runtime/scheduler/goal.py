@@ -11,7 +11,7 @@ from omni_runtime.scheduler.cost import OpModel
 from omni_runtime.scheduler.pace import Pace
 
 NEVER = float("inf")
-# What being late is worth, in patiences of the request: of what has not begun, of what is heard, of what was promised, of all of it.
+# What being late is worth, in patiences of the request: of what has not begun, is heard, was promised; of all of a request.
 HEADS = (0.0, 0.25, 1.0, 4.0)
 
 

@@ -13,7 +13,7 @@ FADE = 0.995
 class Pace:
     """One node of a program. Means are over requests, and forget."""
 
-    __slots__ = ("gap", "items", "next", "reach", "runs", "second", "size", "units", "weights", "work")
+    __slots__ = ("firsts", "gap", "items", "next", "reach", "runs", "second", "size", "units", "weights", "work")
 
     def __init__(self) -> None:
         self.runs = 0
@@ -25,6 +25,7 @@ class Pace:
         self.second = 0.0  # units for a second of the sound that it leads to
         self.gap = 1.0  # most items that a reader took in one step, forgotten slowly: tokens of the longest clause
         self.items: dict[str, float] = {}  # given for a unit of work, by port
+        self.firsts: list[float] = []  # the same of the first units of recent requests: an answer does not begin as it goes on
         self.weights: list[float] = []  # of recent units, the newest last; only where units differ in weight
 
     def learn(self, **found: float) -> None:
@@ -41,7 +42,11 @@ class Pace:
             old = self.items.get(port, value)
             self.items[port] = old + rate * (value - old)
 
-    def weigh(self, weight: float) -> None:
+    def weigh(self, weight: float, first: bool = False) -> None:
+        """A unit of a weight other than 1 is done, the first of its request or a later one."""
+        if first:
+            self.firsts.append(weight)
+            del self.firsts[:-KEPT]
         self.weights.append(weight)
         if len(self.weights) > KEPT:
             del self.weights[0]
@@ -66,14 +71,10 @@ class Pace:
             raise ValueError(f"{min(odd)} is {'unknown' if min(odd) in saved else 'missing'}")
         for name in cls.__slots__:
             value = saved[name]
-            numbers = value if name == "weights" else value.values() if name == "items" and isinstance(value, dict) else [value]
+            numbers = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
             if not isinstance(value, type(getattr(pace, name))) and not (isinstance(value, int) and name != "runs"):
                 raise ValueError(f"{name}: {value!r} is of the wrong kind")
             if not all(isinstance(x, int | float) and 0 <= x < float("inf") for x in numbers):
                 raise ValueError(f"{name}: numbers from 0 on are needed, not {value!r}")
-            setattr(
-                pace,
-                name,
-                list(value) if name == "weights" else dict(value) if name == "items" else type(getattr(pace, name))(value),
-            )
+            setattr(pace, name, type(getattr(pace, name))(value))
         return pace

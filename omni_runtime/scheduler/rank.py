@@ -8,8 +8,8 @@ from omni_runtime.scheduler.goal import HEADS, Leg
 
 PATIENCE = (0.2, 0.5, 2.0)  # seconds that a ready unit of priority high, normal, low may wait before it outranks newer ones
 CREDIT = (5.0, 0.0, -5.0)  # seconds of seniority that a priority is worth at admission
-# Seconds that a deadline may put a unit before others that became ready when it did: what becomes ready later than `d + LAG` cannot
-# pass what is due at `d`.
+# Seconds that a deadline may put a unit before others that became ready when it did: what becomes ready later than `d + LAG`
+# cannot pass what is due at `d`.
 LAG = max(HEADS) * max(PATIENCE)
 
 
@@ -25,10 +25,10 @@ def due(ready: float, priority: int) -> float:
 def sooner(ready: float, due: float, legs: Iterable[Leg]) -> float:
     """`due`, or the moment by which one of the goals needs the unit, if that is before it.
 
-    In time: when the goal's output runs dry, less what must happen until then, later by the sound that lies in the channels on the
-    way and is heard first. Late: whoever is nearest to a piece goes first, and how much before others that became ready at the
-    same moment is the goal's `head`. By how much somebody is late does not count: with that, a crowd that waited to begin silenced
-    those who played, and ten steps of one late thinker passed the vocoder batches that twelve others needed.
+    In time: when the goal's output runs dry, less what must happen until then, later by the sound that lies in the channels on
+    the way and is heard first. Late: whoever is nearest to a piece goes first, and how much before others that became ready at
+    the same moment is the goal's `head`. By how much somebody is late does not count: with that, a crowd that waited to begin
+    silenced those who played, and ten steps of one late thinker passed the vocoder batches that twelve others needed.
     """
     patience = due - ready
     for leg in legs:

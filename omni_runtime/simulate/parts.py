@@ -1,0 +1,144 @@
+"""What the loops of a program give when nothing computes them: as many items as was learned, of the right kinds and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from omni_runtime.program import Plan
+from omni_runtime.scheduler.cost import Costs
+from omni_runtime.simulate.prose import Prose
+from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, Row, StepResult, TensorRef
+
+TOKEN = 5  # ends no answer of a card here, so an answer is as long as the workload says
+FIRST = 1000  # id of a prompt's first token
+USUAL = {"token": 0.25, "text": 1.0, "frame": 5.0, "samples": 1.0}  # items of a call by character, where nothing was learned
+ZERO = np.zeros(1, np.float32)
+NOTHING = StepResult()
+
+
+class Script(Struct):
+    """What a simulated request will say."""
+
+    parts: dict[str, Part]
+    number: int  # of the request
+    variant: int  # of what it says
+    prompt_tokens: int = 0  # that a tokenizer makes of its text; 0: as was learned
+    shared_tokens: int = 0  # of them, those that other prompts begin with too
+
+
+class Part:
+    """One loop of a program."""
+
+    __slots__ = ("cache", "last", "learned", "plain", "said", "spec")
+
+    def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose, marks: int) -> None:
+        self.spec = spec
+        self.learned = learned  # items for a unit of work, by port
+        pieces = {piece: StepResult(TOKEN, piece.encode()) for said in prose.said for piece in said}
+        self.said = [[pieces[piece] for piece in said] for said in prose.said] if spec.kind == "ar_decode" else []
+        self.cache: dict[Any, StepResult] = {}  # results are only read, so equal ones are one
+        self.plain = (0.0,) * (marks + 1)  # a frame
+        self.last = (1.0,) * (marks + 1)  # one that ends a segment, whatever column its reader looks at
+
+    def give(self, script: Script, row: Row, home: str) -> StepResult:
+        """What a unit of it gives."""
+        payload = row.payload
+        if type(payload) is ArStep:
+            if not payload.hidden:
+                if payload.index < 0:
+                    return NOTHING
+                said = self.said[script.variant]
+                return said[payload.index % len(said)]
+            at = range(payload.start, payload.start + len(payload.tokens))
+            refs = tuple([TensorRef(home, row.run, row.loop, "hidden", i) for i in at])
+            if payload.index < 0:
+                return StepResult(tensors={"hidden": refs})
+            said = self.said[script.variant]
+            return StepResult(TOKEN, said[payload.index % len(said)].piece, {}, {"hidden": refs})
+        if type(payload) is AudioStep:
+            found = self.cache.get(payload.size)
+            if found is None:
+                silence = np.broadcast_to(ZERO, (payload.size * self.spec.hop,))  # a view: minutes of sound are 4 bytes
+                found = self.cache[payload.size] = StepResult(items={"samples": silence})
+            return found
+        if type(payload) is DenoiseStep:
+            if not payload.keep:
+                return NOTHING
+            kept: dict[str, tuple[TensorRef, ...]] = {}
+            for port in payload.keep:
+                kept[port] = (TensorRef(home, row.run, row.loop, port, payload.step, payload.size),)
+            return StepResult(tensors=kept)
+        assert type(payload) is CallStep
+        return self._call(script, row, payload, home)
+
+    def _call(self, script: Script, row: Row, payload: CallStep, home: str) -> StepResult:
+        heavy = weight(payload)
+        items: dict[str, Any] = {}
+        tensors: dict[str, tuple[TensorRef, ...]] = {}
+        for port, kind in self.spec.ports.items():
+            if kind.device:
+                tensors[port] = (TensorRef(home, row.run, row.loop, port, payload.index),)
+                continue
+            usual = USUAL.get(kind.type)
+            count = max(1, round(heavy * self.learned.get(port, usual))) if usual is not None else 1
+            if kind.type == "token":
+                items[port] = prompt(script.number, script.prompt_tokens or count, script.shared_tokens)
+            elif kind.type == "text":
+                items[port] = ["a" * count]
+            elif kind.type == "samples":
+                items[port] = np.broadcast_to(ZERO, (count,))
+            elif kind.type == "frame":
+                items[port] = [self.plain] * (count - 1) + [self.last]
+            else:
+                items[port] = [0.0]
+        return StepResult(items=items, tensors=tensors)
+
+
+def prompt(number: int, count: int, shared: int) -> list[int]:
+    """Token ids of a prompt: of two, only the `shared` first are alike."""
+    shared = min(shared, count)
+    return [TOKEN] * shared + [FIRST + 7 * number + i for i in range(count - shared)]
+
+
+def weight(payload: CallStep) -> float:
+    """What a call works through, counted as `loops/items.py` does."""
+    found = 0.0
+    for items in payload.inputs.values():
+        for item in items:
+            if isinstance(item, str):
+                found += len(item)
+            elif isinstance(item, list | tuple):
+                found += sum(len(str(turn.get("content", ""))) if isinstance(turn, Mapping) else 1 for turn in item)
+            else:
+                found += 1
+    for refs in payload.tensors.values():
+        found += sum(prod(ref.shape) for ref in refs)
+    return max(1.0, found)
+
+
+def clauses_of(plan: Plan, costs: Costs) -> tuple[list[float], list[float]]:
+    """Characters of the clauses that a program was seen to speak, and of those that its answers began with."""
+    for step in plan.steps:
+        pace = costs.paces.get((plan.program, step.name))
+        if step.spec.kind == "each" and step.spec.segment == "clauses" and pace is not None and pace.weights:
+            return pace.weights, pace.firsts
+    return [], []
+
+
+def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
+    """The loops of a program. What was learned under another program of the same name and node serves as well."""
+    clauses, firsts = clauses_of(plan, costs)
+    marks = max([step.spec.mark or 0 for step in plan.steps if step.spec.kind == "audio_decode"], default=0)
+    found = {}
+    for number, step in enumerate(plan.steps):
+        pace = costs.paces.get((plan.program, step.name))
+        learned = pace.items if pace is not None and pace.runs else {}
+        # characters of a unit, and every unit but a cut prefill is a token
+        per_token = learned.get("text", 0.0) * pace.work if pace is not None else 0.0
+        found[step.name] = Part(step.spec, learned, Prose(clauses, firsts, per_token, seed + number), marks)
+    return found
