@@ -20,7 +20,7 @@ from omni_runtime.simulate.generate import generate, mix
 from omni_runtime.simulate.measures import measure
 from omni_runtime.simulate.replay import Replay, cards_of
 
-DEVICES, RATE = 8, 5.0
+DEVICES, RATE = 8, 16.0
 PER_REQUEST = 73  # units that a request comes to
 
 
