@@ -187,7 +187,7 @@ class Engine:
         try:
             sink.deliver(self._clock(), command)
         except Exception as error:  # what a request is told cannot be shown: its end, and nobody else's
-            if not isinstance(command, End):
+            if isinstance(command, Chunk | OutputEnd):
                 self._inbox.put(Cancel(command.run))
                 self._sinks.pop(command.run, None)
                 sink.deliver(

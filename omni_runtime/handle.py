@@ -69,6 +69,7 @@ class Timings(Struct, frozen=True):
     first: dict[str, float] = {}  # first chunk, by output
     last: dict[str, float] = {}  # last chunk, by output
     total: float = 0.0
+    chunks: dict[str, tuple[tuple[float, int], ...]] = {}  # by output: when each chunk came, and how many items it brought
 
 
 class Sample(Struct, frozen=True):
@@ -160,7 +161,7 @@ class Handle:
         self._changed = Condition()
         self._chunks: list[StreamChunk] = []
         self._counts: dict[tuple[str, int], int] = {}
-        self._times: dict[str, list[float]] = {}  # first and last chunk of an output
+        self._times: dict[str, list[tuple[float, int]]] = {}  # when each chunk of an output came, and its items
         self._ends: dict[tuple[str, int], Summary] = {}
         self._end: End | None = None
         self._total = 0.0
@@ -172,7 +173,7 @@ class Handle:
         with self._changed:
             if isinstance(news, Chunk):
                 self._chunks.append(self._chunk(news))
-                self._times.setdefault(news.output, [now, now])[1] = now
+                self._times.setdefault(news.output, []).append((now - self._submitted, len(news.items)))
             elif isinstance(news, OutputEnd):
                 self._ends[news.output, news.sample] = news.summary
                 return
@@ -329,9 +330,10 @@ class Handle:
             usage=end.usage,
             units=end.units,
             timings=Timings(
-                {name: times[0] - self._submitted for name, times in self._times.items()},
-                {name: times[1] - self._submitted for name, times in self._times.items()},
+                {name: times[0][0] for name, times in self._times.items()},
+                {name: times[-1][0] for name, times in self._times.items()},
                 self._total,
+                {name: tuple(times) for name, times in self._times.items()},
             ),
             sample_rates=self.sample_rates,
             device_seconds=end.seconds,

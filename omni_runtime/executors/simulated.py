@@ -111,6 +111,7 @@ class SimulatedExecutor:
         self.name = name
         self.specs: dict[tuple[str, str], LoopSpec] = {}
         self.block: dict[str, int] = {}
+        self.marks = max(1, *(getattr(loop, "mark", None) or 0 for card in cards for loop in card.loops.values()))
         pools: dict[str, int] = {}
         for card in cards:
             for loop in card.loops.values():
@@ -277,9 +278,10 @@ class SimulatedExecutor:
                 items[port] = [WORDS[mix(value, i) % len(WORDS)] for i in range(value % 5 + 1)]
             elif kind.type == "samples":
                 items[port] = np.array([mix(value, i) % 2001 / 1000 - 1 for i in range(value % 9)], np.float32)
-            elif kind.type == "frame":  # a segment: (value, mark)
+            elif kind.type == "frame":  # a segment: (value, mark), with as many columns as the loops that read it look at
                 n = value % 5
-                items[port] = [(mix(value, i) % 1000, float(i == n - 1)) for i in range(n)]
+                ends = [0.0] * self.marks, [1.0] * self.marks
+                items[port] = [(mix(value, i) % 1000, *ends[i == n - 1]) for i in range(n)]
             else:
                 items[port] = [value]
         return StepResult(items=items, tensors=tensors)

@@ -81,7 +81,9 @@ def learn(run: Run, costs: Costs) -> None:
     for listener in run.listeners.values():
         if listener.made > 0.0:
             for leg in listener.legs:
-                seconds[id(leg.node)] = (listener.made, max((reader.node.units for reader in leg.readers), default=0))
+                # Who is heard himself leads to one unit: with 0 readers it would be all of them, and leads seconds too long.
+                read = max((reader.node.units for reader in leg.readers), default=leg.node.units)
+                seconds[id(leg.node)] = (listener.made, read)
     for node in run.nodes.values():
         units = node.units
         if not units:

@@ -235,7 +235,7 @@ class Costs:
             raise ValueError(f"gap: seconds are needed, not {saved['gap']!r}")
         self.gap = float(saved["gap"])
         self.gaps = 8
-        for kind, read, put in (("models", OpModel.load, self.models), ("paces", Pace.load, self.paces)):
+        for kind in ("models", "paces"):
             if not isinstance(saved[kind], Mapping):
                 raise ValueError(f"{kind}: a mapping is needed, not {saved[kind]!r}")
             for name, value in saved[kind].items():
@@ -243,6 +243,9 @@ class Costs:
                 if not owner or not isinstance(value, Mapping):
                     raise ValueError(f"{kind}.{name}: a name with a dot and a mapping are needed")
                 try:
-                    put[owner, member] = read(value)  # type: ignore[index]
+                    if kind == "models":
+                        self.models[owner, member] = OpModel.load(value)
+                    else:
+                        self.paces[owner, member] = Pace.load(value)
                 except (ValueError, TypeError) as error:
                     raise ValueError(f"{kind}.{name}: {error}") from None

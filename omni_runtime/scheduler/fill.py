@@ -85,6 +85,7 @@ class Batch:
         self.slack = slack
         self.seconds = model.speed * model.theta[0] if slack < NEVER else 0.0
         self.full = False
+        self.extra = 0.0  # seconds of those that are in it beyond the slack
 
     @property
     def spare(self) -> int | None:
@@ -126,8 +127,11 @@ class Batch:
             if self.slack < NEVER:
                 price = self.price(offer)
                 if picked and not offer.run.promised and self.seconds + price > self.slack:
-                    aside.append(entry)
-                    continue
+                    # Left out, it costs a batch of its own: so some may stay, as long as all of them cost less than that.
+                    if self.extra + price > self.model.speed * self.model.theta[0]:
+                        aside.append(entry)
+                        continue
+                    self.extra += price
                 self.seconds += price
             offer.live = False
             size -= unit.lo

@@ -11,6 +11,8 @@ from omni_runtime.scheduler.cost import OpModel
 from omni_runtime.scheduler.pace import Pace
 
 NEVER = float("inf")
+# What being late is worth, in patiences of the request: of what has not begun, is heard, was promised; of all of a request.
+HEADS = (0.0, 0.25, 1.0, 4.0)
 
 
 class Leg:
@@ -49,12 +51,12 @@ class Leg:
 class Goal:
     """By when something of an output is wanted."""
 
-    __slots__ = ("begun", "by", "legs", "promised")
+    __slots__ = ("begun", "by", "head", "legs")
 
     def __init__(self, by: float, begun: bool = False) -> None:
         self.by = by
         self.begun = begun  # something is there, and more must follow in time
-        self.promised = False
+        self.head = HEADS[3] if begun else HEADS[0]
         self.legs: list[Leg] = []  # the loops on the way, readers before what they read
 
     def refresh(self) -> None:
@@ -87,7 +89,7 @@ class Listener(Goal):
         promised: it must not run dry; what is made is held back until the start is safe.
     """
 
-    __slots__ = ("delivered", "held", "made", "over", "rate", "shown", "silence")
+    __slots__ = ("delivered", "held", "made", "over", "promised", "rate", "shown", "silence")
 
     def __init__(self, rate: float, by: float, promised: bool) -> None:
         super().__init__(by)
@@ -105,6 +107,7 @@ class Listener(Goal):
         self.delivered += seconds
         if not self.begun:
             self.begun, self.by = True, now + seconds
+            self.head = HEADS[2] if self.promised else HEADS[1]
             return
         if now > self.by:
             self.silence += now - self.by

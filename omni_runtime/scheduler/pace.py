@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 KEPT = 64  # recent weights
-FADE = 0.995  # of the longest gap after a request: half of it after 140. Fading with each step would lose a long clause in 25 requests
+# Of the longest gap, after a request: half of it after 140. Fading with each step would lose a long clause in 25 requests.
+FADE = 0.995
 
 
 class Pace:

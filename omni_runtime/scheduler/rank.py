@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omni_runtime.scheduler.goal import Leg
+from omni_runtime.scheduler.goal import HEADS, Leg
 
 PATIENCE = (0.2, 0.5, 2.0)  # seconds that a ready unit of priority high, normal, low may wait before it outranks newer ones
 CREDIT = (5.0, 0.0, -5.0)  # seconds of seniority that a priority is worth at admission
-LAG = 10.0  # seconds that a deadline may put a unit before those that became ready when it did
+# Seconds that a deadline may put a unit before others that became ready when it did: what becomes ready later than `d + LAG`
+# cannot pass what is due at `d`.
+LAG = max(HEADS) * max(PATIENCE)
 
 
 def due(ready: float, priority: int) -> float:
@@ -23,32 +25,25 @@ def due(ready: float, priority: int) -> float:
 def sooner(ready: float, due: float, legs: Iterable[Leg]) -> float:
     """`due`, or the moment by which one of the goals needs the unit, if that is before it.
 
-    - Of what is heard already, or has to be complete: when it runs dry, less what must happen until then, later by the sound that
-      lies in the channels on the way and is heard first. Who is promised nothing cannot be more than dry.
-    - Of what has not begun: now, whoever is nearest to its first piece first. Old wishes count no more than new ones, or a crowd
-      that waits to begin would silence those who play: 46 tokens of one passed while its next clause lay ready.
-
-    Never more than LAG before the unit was ready: what becomes ready later than `d + LAG` cannot pass what is due at `d`.
+    In time: when the goal's output runs dry, less what must happen until then, later by the sound that lies in the channels on
+    the way and is heard first. Late: whoever is nearest to a piece goes first, and how much before others that became ready at
+    the same moment is the goal's `head`. By how much somebody is late does not count: with that, a crowd that waited to begin
+    silenced those who played, and ten steps of one late thinker passed the vocoder batches that twelve others needed.
     """
     patience = due - ready
     for leg in legs:
-        goal = leg.goal
-        lead = leg.lead
+        goal, lead = leg.goal, leg.lead
         by = goal.by - lead
         if by >= due:
             continue
-        if goal.begun:
-            if by < ready - lead and not goal.promised:
-                by = ready - lead
-            if leg.pending:
-                by += leg.waiting()
-        else:
-            near = ready + min(lead, 0.5 * patience)
-            if by < near:
-                by = near
+        if leg.pending and goal.begun:
+            by += leg.waiting()
+        late = ready + min(lead, 0.5 * patience) - goal.head * patience
+        if by < late:
+            by = late
         if by < due:
             due = by
-    return due if due > ready - LAG else ready - LAG
+    return due
 
 
 def seniority(arrival: float, priority: int, run: int) -> tuple[float, int]:

@@ -112,8 +112,8 @@ class Supply:
         return left[place] + rounds * left[-1]
 
     def allowed(self, op: tuple[str, str], now: float) -> float:
-        """Seconds that a batch of an op may take: what no promised listener notices, or as long as all of them keep pace with their
-        playing if every such batch takes that long."""
+        """Seconds that a batch of an op may take: what no promised listener notices, or as long as all of them keep pace with
+        their playing if every such batch takes that long."""
         loads = self.loads()
         _, rate = loads.pop(op, (0.0, 0.0))
         rest = 1.0 - RESERVE - sum(seconds * rate for seconds, rate in loads.values())

@@ -159,6 +159,12 @@ def test_timings_and_usage(stage: Stage) -> None:
     assert result.usage["chant"]["samples"] == len(result.audio)
     assert result.units["think"] == result.usage["think"]["completion_tokens"]
     assert result.sample_rates == {"audio": 8000}
+    for output in ("text", "audio"):
+        came, items = zip(*result.timings.chunks[output], strict=True)
+        assert list(came) == sorted(came)
+        assert (came[0], came[-1]) == (result.timings.first[output], result.timings.last[output])
+        assert min(items) > 0
+    assert sum(items) == len(result.audio)
 
 
 @pytest.mark.parametrize(
