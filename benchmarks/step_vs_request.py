@@ -26,12 +26,12 @@ import torch
 from _load import HEADER, Outcome, Request, Served, differing, requests, row, silence
 from msgspec import Struct
 from omni_runtime.programs.speak import speak
-from omni_runtime.simulate.replay import Replay
-from omni_runtime.simulate.workload import Arrival
 
 from omni_runtime import Handle, Runtime
 from omni_runtime.errors import OmniError, Overloaded
 from omni_runtime.scheduler.cost import Costs
+from omni_runtime.simulate.replay import Replay
+from omni_runtime.simulate.workload import Arrival
 from omni_runtime.work import Answer, RunBatch
 
 OURS = "deadline"

@@ -59,7 +59,7 @@ def test_policies_differ_and_a_table_is_shown(tmp_path: Path) -> None:
         (("simulate", "--guarantee", "always"), ["guarantee", "always", "no-underrun"]),
         (("simulate", "--report", "nowhere/r.html"), ["nowhere/r.html", "folder does not exist"]),
         (("calibrate", "smollm2"), ["smollm2", "is a card"]),
-        (("calibrate", "--concurrency", "one"), ["concurrency=one", "1,4,16"]),
+        (("calibrate", "--concurrency", "one"), ["concurrency=", "one", "1,4,16"]),
         (("calibrate", "--concurrency", "0"), ["concurrency", "from 1 on"]),
         (("calibrate", "-o", "nowhere/c.json"), ["nowhere/c.json", "folder does not exist"]),
     ],
