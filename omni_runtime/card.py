@@ -243,6 +243,7 @@ class Each(LoopSpec):
     kind: Literal["each"] = "each"
     segment: Literal["items", "clauses"] = "items"
     longest: int = Field(default=300, ge=8)  # characters in a clause before it is cut anyway
+    first: int | None = Field(default=None, ge=8)  # the same of the first clause, for which somebody waits; None: as `longest`
 
     @model_validator(mode="after")
     def _one_stream(self) -> Each:

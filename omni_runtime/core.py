@@ -159,7 +159,13 @@ class Core:
             waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits for input"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
         waiting = self.scheduler.admission.waiting.get(run)
-        if waiting is not None:
+        told = self.scheduler.admission.held.get(run)
+        if told is not None:
+            load = self.scheduler.supply.load()
+            lines.append(
+                f"now: waits until its guarantee can be kept, about {told:.1f} s; those that play take {load:.2f} of the devices"
+            )
+        elif waiting is not None:
             lines.append(
                 f"now: waits for the memory it claims, {sum(waiting[1].values())} KV blocks; max_tokens decides how many"
             )

@@ -58,7 +58,9 @@ class EachLoop(Fixed):
             s.seen = s.reader.available
             s.stale = True
         if s.stale or s.reader.ended:
-            s.cut = clause_end(s.text, s.offset, s.reader.ended, s.ctx.spec.longest)
+            spec = s.ctx.spec
+            longest = spec.first if spec.first is not None and s.calls == 0 else spec.longest
+            s.cut = clause_end(s.text, s.offset, s.reader.ended, longest)
             s.stale = False
 
     def bind(self, s: EachState, size: int, reused: int = 0) -> CallStep:

@@ -8,6 +8,10 @@ from omni_runtime.orders import Admitted, Claim, Fail, Forget, Held, Refuse
 from omni_runtime.scheduler.book import ExecBook, RunBook, Tenant
 from omni_runtime.scheduler.supply import Supply
 
+LOOK = (
+    0.05  # seconds between two looks at promises while nobody comes or goes; a look costs microseconds for every run that waits
+)
+
 
 def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:
     """Executors that have all of these experts."""
@@ -82,6 +86,7 @@ class Admission:
         self.supply = supply
         self.most = most
         self.held: dict[int, float] = {}  # promised runs that wait for others to end -> seconds that they were told
+        self.look = 0.0  # when to look again whether buffers have grown enough for the next of them
 
     def claim(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
         """Places a run that told its claims, and queues or refuses it; returns whether it is queued."""
@@ -130,6 +135,7 @@ class Admission:
     def admit(self, executors: dict[str, ExecBook], now: float, out: list[Any]) -> list[RunBook]:
         """Everybody who fits, in order."""
         self.changed = False
+        self.look = now + LOOK
         admitted: list[RunBook] = []
         blocked: set[tuple[str, str]] = set()
         ahead = 0  # promised runs that go on waiting

@@ -74,7 +74,7 @@ class Scheduler:
         self.now = now
         for event in events:
             HANDLERS[type(event)](self, event, out)
-        if self.admission.changed or self.admission.held:
+        if self.admission.changed or (self.admission.held and now >= self.admission.look):
             for run in self.admission.admit(self.executors, now, out):
                 for offer in run.offers.values():
                     if offer.live and not offer.queued:

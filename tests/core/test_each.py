@@ -21,7 +21,7 @@ LOOP = EachLoop()
 class Fed:
     """A loop on a channel that a test fills."""
 
-    def __init__(self, loop: str = "utter") -> None:
+    def __init__(self, loop: str = "utter", **spec: Any) -> None:
         self.channel = Channel()
         self.reader = Reader(self.channel)
         self.state = LOOP.init(
@@ -29,7 +29,7 @@ class Fed:
                 run=1,
                 loop=loop,
                 node=0,
-                spec=CARD.loops[loop],
+                spec=CARD.loops[loop].model_copy(update=spec),
                 expert="toy/voice",
                 block=4,
                 readers={"text": self.reader},
@@ -126,6 +126,26 @@ def test_positions_go_on_over_calls_that_give_nothing(loop: str) -> None:
     for frames in (2, 0, 3):
         assert fed.step(frames)
     assert fed.pushed == [(0, 2), (2, 0), (2, 3)]
+
+
+def test_only_the_first_clause_is_cut_early() -> None:
+    """However the text arrives; a sentence mark before the limit still ends it."""
+    words = "a few words that go on and on without any mark at all, "
+    for pieces in ([words * 4], list(words * 4)):
+        fed = Fed(first=20, longest=70)
+        fed.push(*pieces)
+        fed.channel.close("done")
+        while fed.step():
+            pass
+        assert fed.said[0] == "a few words that go "
+        assert max(map(len, fed.said[1:])) > 20
+        assert "".join(fed.said) == words * 4
+    fed = Fed(first=20, longest=300)
+    fed.push("Yes. ", words)
+    assert fed.step()
+    assert fed.said == ["Yes."]
+    assert fed.step(), "the second may be long"
+    assert fed.said[1] == " a few words that go on and on without any mark at all,"
 
 
 def test_an_item_without_text() -> None:
