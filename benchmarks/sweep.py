@@ -23,7 +23,7 @@ from omni_runtime.simulate.generate import Kind, generate, lengths
 from omni_runtime.simulate.measures import measure
 from omni_runtime.simulate.replay import Replay, cards_of
 
-DEVICES = {1: 120, 4: 300, 16: 600}  # and how many requests come
+DEVICES = {1: 100, 4: 240, 16: 480}  # and how many requests come
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.2)
 POLICIES = ("deadline", "promise", "first_come", "stages", "requests")  # promise: deadline, and every sound is promised
 SOON = {"first_output_s": 3.0}

@@ -28,7 +28,7 @@ class Measures(Struct):
     units: int  # of requests that ended
     throughput: float  # completed requests a second
     units_per_s: float
-    goodput: float  # requests a second that completed, were silent for at most 50 ms in all, and kept the times that were set for them
+    goodput: float  # requests a second that completed, were silent for at most 50 ms in all, and kept the times set for them
     good_share: float  # of all requests that came
     first_token: dict[str, float]  # p50, p90, p99 of the seconds from a request's coming to its first text, if it gave any
     first_sound: dict[str, float]  # the same to its first sound
