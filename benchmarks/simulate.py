@@ -20,8 +20,8 @@ from omni_runtime.simulate.generate import generate, mix
 from omni_runtime.simulate.measures import measure
 from omni_runtime.simulate.replay import Replay, cards_of
 
-DEVICES, RATE = 8, 5.0
-PER_REQUEST = 73  # units that a request comes to
+DEVICES, RATE = 8, 8.5
+PER_REQUEST = 92  # units that a request comes to
 
 
 def main() -> None:
@@ -46,6 +46,7 @@ def main() -> None:
         "units": replay.units,
         "seconds": round(seconds, 1),
         "seconds_per_million": round(seconds / replay.units * 1e6, 1),
+        "cpu_seconds": round(time.process_time(), 1),
         "report_seconds": round(time.perf_counter() - played, 2),
         "report_kb": page // 1024,
         "batches": replay.core.scheduler.batches,

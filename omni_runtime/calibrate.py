@@ -40,7 +40,7 @@ class Trial(Struct, frozen=True):
 
     program: str = "speak"
     out: Path = Path("costs.json")
-    concurrency: tuple[int, ...] = (1, 4, 16)
+    concurrency: tuple[int, ...] = (1, 4, 16, 32)
     requests: int = 16  # at each concurrency, and never fewer than that
     tokens: str = "24-72"
     seed: int = 0
@@ -62,7 +62,7 @@ def calibrate(trial: Trial) -> None:
         if path is not None and not path.resolve().parent.is_dir():
             raise RequestError(f"{path}: its folder does not exist; make it first")
     if not trial.concurrency or min(trial.concurrency) < 1:
-        raise RequestError(f"concurrency={trial.concurrency}: whole numbers from 1 on are needed, such as 1,4,16")
+        raise RequestError(f"concurrency={trial.concurrency}: whole numbers from 1 on are needed, such as 1,4,16,32")
     drawn = lengths(trial.tokens, "tokens")
     recorder = WorkloadRecorder({program.name: trial.program})
     began = time.perf_counter()

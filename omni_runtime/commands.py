@@ -237,7 +237,7 @@ def simulate(
 def calibrate(
     program: Annotated[str, typer.Argument(help="a program's name, module:function or file.py:function")] = "speak",
     out: Annotated[Path, typer.Option("--out", "-o", help="JSON file, for `omni simulate --costs`")] = Path("costs.json"),
-    concurrency: Annotated[str, typer.Option(help="requests at once, one trial after the other")] = "1,4,16",
+    concurrency: Annotated[str, typer.Option(help="requests at once, one trial after the other")] = "1,4,16,32",
     requests: Annotated[int, typer.Option(help="in each trial; a quarter of them one at a time", min=1)] = 16,
     tokens: Annotated[str, typer.Option(help="of an answer: 48, 24-72 or lognormal:40,0.6")] = "24-72",
     seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
@@ -249,5 +249,5 @@ def calibrate(
     try:
         levels = tuple(int(level) for level in concurrency.split(","))
     except ValueError:
-        raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16") from None
+        raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
     run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json))

@@ -116,7 +116,7 @@ def told(scene: Scene, arrivals: list[Arrival], replay: Replay) -> dict[str, Any
     span = arrivals[-1].at - arrivals[0].at
     facts: dict[str, Any] = {
         "devices": replay.count,
-        "policy": scene.policy or "of the core",
+        "policy": replay.core.scheduler.policy.name,
         "programs": ", ".join(f"{name} {count}" for name, count in sorted(kinds.items())),
         "load": f"{(len(arrivals) - 1) / span:.3f} requests/s" if span > 0 else "all at once",
         "costs": str(scene.costs or "guesses of the cards"),

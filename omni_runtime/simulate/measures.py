@@ -28,14 +28,14 @@ class Measures(Struct):
     units: int  # of requests that ended
     throughput: float  # completed requests a second
     units_per_s: float
-    goodput: float  # requests a second that completed, had no silence above 50 ms, and kept the times that were set for them
+    goodput: float  # requests a second that completed, were silent for at most 50 ms in all, and kept the times set for them
     good_share: float  # of all requests that came
     first_token: dict[str, float]  # p50, p90, p99 of the seconds from a request's coming to its first text, if it gave any
     first_sound: dict[str, float]  # the same to its first sound
     total: dict[str, float]  # the same to its end, of completed requests
     sound: float  # seconds of sound delivered
     silence: float  # seconds of silence between pieces, playing assumed from the first delivery on, over seconds of sound
-    interrupted: float  # share of the requests with sound that had a silence above 50 ms
+    interrupted: float  # share of the requests with sound that had a single silence above 50 ms
     utilisation: dict[str, float] = field(default_factory=dict)  # device-seconds an expert was busy / (its devices * span)
     tenants: dict[str, float] = field(default_factory=dict)  # goodput by tenant, where there are several
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from omni_runtime.work import Chunk, End, OutputEnd, Waiting
 
-AUDIBLE = 0.050  # seconds; a shorter silence between two pieces of sound is not noticed
+AUDIBLE = 0.050  # seconds; less silence than that in a whole answer is not noticed
 
 
 class Outcome:
@@ -31,7 +31,6 @@ class Outcome:
         "first_sound",
         "first_token",
         "late",
-        "longest",
         "program",
         "reason",
         "seen",
@@ -66,7 +65,6 @@ class Outcome:
         self.reason = ""
         self.sound = 0.0  # seconds delivered
         self.silence = 0.0  # seconds between pieces, after the first
-        self.longest = 0.0  # of these silences
         self.underruns: list[float] = []  # moments at which an audible silence ended
         self.dry: dict[tuple[str, int], float] = {}  # (output, sample) -> when what was delivered is played
         self.units = 0
@@ -96,14 +94,13 @@ class Outcome:
         if dry is not None and now > dry:
             silence = now - dry
             self.silence += silence
-            self.longest = max(self.longest, silence)
             if silence > AUDIBLE:
                 self.underruns.append(now)
         self.dry[output, sample] = max(now, dry or now) + seconds
 
     @property
     def good(self) -> bool:
-        """Done, never audibly silent, and in time where a time was set."""
-        if self.reason != "done" or self.ended is None or self.longest > AUDIBLE:
+        """Done, silent for at most AUDIBLE seconds in all, and in time where a time was set."""
+        if self.reason != "done" or self.ended is None or self.silence > AUDIBLE:
             return False
         return not self.late and not (self.deadline is not None and self.ended > self.deadline)

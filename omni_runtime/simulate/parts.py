@@ -36,11 +36,12 @@ class Part:
 
     __slots__ = ("cache", "last", "learned", "plain", "said", "spec")
 
-    def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose, marks: int) -> None:
+    def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose | None, marks: int) -> None:
         self.spec = spec
         self.learned = learned  # items for a unit of work, by port
-        pieces = {piece: StepResult(TOKEN, piece.encode()) for said in prose.said for piece in said}
-        self.said = [[pieces[piece] for piece in said] for said in prose.said] if spec.kind == "ar_decode" else []
+        said_by = prose.said if prose is not None else []
+        pieces = {piece: StepResult(TOKEN, piece.encode()) for piece in {p for said in said_by for p in said}}
+        self.said = [[pieces[piece] for piece in said] for said in said_by]
         self.cache: dict[Any, StepResult] = {}  # results are only read, so equal ones are one
         self.plain = (0.0,) * (marks + 1)  # a frame
         self.last = (1.0,) * (marks + 1)  # one that ends a segment, whatever column its reader looks at
@@ -140,5 +141,6 @@ def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
         learned = pace.items if pace is not None and pace.runs else {}
         # characters of a unit, and every unit but a cut prefill is a token
         per_token = learned.get("text", 0.0) * pace.work if pace is not None else 0.0
-        found[step.name] = Part(step.spec, learned, Prose(clauses, firsts, per_token, seed + number), marks)
+        prose = Prose(clauses, firsts, per_token, seed + number) if step.spec.kind == "ar_decode" else None
+        found[step.name] = Part(step.spec, learned, prose, marks)
     return found

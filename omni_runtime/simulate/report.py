@@ -59,7 +59,7 @@ def write(
         _table(("expert", "share of the device-seconds"), [(e, f"{u:.1%}") for e, u in measures.utilisation.items()]),
         "<h2>Charts</h2>",
         *charts,
-        "<p class='note'>A request counts as good if it completed, was never silent for more than 50 ms between two pieces of "
+        "<p class='note'>A request counts as good if it completed, was silent for at most 50 ms in all between pieces of "
         "sound, and kept the times that were set for it. Sound plays from its first delivery on.</p></html>",
     ]
     Path(path).write_text("\n".join(page), encoding="utf-8")

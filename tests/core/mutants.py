@@ -245,7 +245,7 @@ MUTANTS = [
     Mutant(
         "places of a batch are not charged",
         "scheduler/fill.py",
-        "served[tenant] += batch.price(batch.picked[-1]) / tenant.weight",
+        "served += batch.price(batch.picked[-1]) / tenant.weight",
         "pass",
         "saturation.tenants_of_one_group_are_within_a_unit()",
     ),

@@ -35,9 +35,13 @@ def test_silence_is_what_was_missing_and_is_never_made_up() -> None:
     # plays 2..3, silent to 3.5, plays to 4.5, silent to 4.53 (nobody notices), plays to 5.03
     one = said(0.0, (2.0, 1.0), (3.5, 1.0), (4.53, 0.5), ended=5.0)
     assert one.silence == pytest.approx(0.53)
-    assert one.longest == pytest.approx(0.5)
     assert one.underruns == [3.5]
     assert not one.good
+
+
+def test_silences_add_up() -> None:
+    assert said(0.0, (2.0, 1.0), (3.03, 1.0), ended=5.0).good
+    assert not said(0.0, (2.0, 1.0), (3.03, 1.0), (4.06, 1.0), ended=6.0).good
 
 
 def test_samples_play_side_by_side() -> None:
