@@ -88,7 +88,7 @@ def answer(batch: RunBatch) -> Answer:
 class Load:
     """So many live requests, started and past their prefills."""
 
-    def __init__(self, program: Program, live: int, tokens: int) -> None:
+    def __init__(self, program: Program, live: int, tokens: int, wishes: bool = False) -> None:
         self.core = Core(batch_limits(CARD), max_runs=1 << 30)
         self.flying: deque[RunBatch] = deque()
         self.chunks = 0
@@ -98,7 +98,10 @@ class Load:
             given: dict[str, Any] = {"prompt": PROMPT, "think": {"max_tokens": tokens}}
             if "talk" in program.nodes:
                 given["talk"] = {"max_tokens": tokens}
-            self.feed(resolve(run, program, run, given)[1])
+            fields: dict[str, Any] = {}
+            if wishes:  # everything that a request can ask for, four tenants with a share each
+                fields = {"tenant": "abcd"[run % 4], "deadline_s": 600.0, "first_output_s": 1.0}
+            self.feed(resolve(run, program, run, given, **fields)[1])
         units = 0
         while units < 3 * live:
             units += self.step()[0]
@@ -122,10 +125,10 @@ class Load:
         return len(batch.rows), self.feed(answer(batch))
 
 
-def measure(program: Program, live: int, units: int) -> tuple[float, float]:
+def measure(program: Program, live: int, units: int, wishes: bool = False) -> tuple[float, float]:
     """(µs a unit, units a batch) over about so many units, in steady state."""
     per_run = units * 2 // live + 16
-    load = Load(program, live, per_run)
+    load = Load(program, live, per_run, wishes)
     gc.collect()
     done = batches = 0
     spent = 0.0
@@ -195,14 +198,16 @@ def main() -> None:
         "us_per_unit_1000": (text, 1_000, 16_000),
         "us_per_unit_10000": (text, 10_000, 40_000),
         "us_per_unit_speech_1000": (speech, 1_000, 24_000),
+        "us_per_unit_wishes_1000": (text, 1_000, 16_000, True),
+        "us_per_unit_speech_wishes_1000": (speech, 1_000, 24_000, True),
     }
     found: dict[str, list[float]] = {name: [] for name in cases}
     sizes: dict[str, float] = {}
     sticks = []
     for _ in range(args.repeats):  # interleaved: a slow spell of the machine meets every case
         sticks.append(yardstick())
-        for name, (program, live, units) in cases.items():
-            cost, sizes[name] = measure(program, live, units)
+        for name, case in cases.items():
+            cost, sizes[name] = measure(*case)
             found[name].append(cost)
     stick = statistics.median(sticks)
     numbers: dict[str, float] = {name: round(statistics.median(costs), 2) for name, costs in found.items()}

@@ -30,11 +30,9 @@ def aim(run: Run, costs: Costs) -> None:
             elif submit.first_output is not None:
                 route.first = goal = Goal(first)
                 _lead(run, goal, [node], costs)
-                run.goals.append(goal)
     if submit.deadline is not None:
-        whole = Whole(run.arrival + submit.deadline, begun=True)
+        run.deadline = whole = Whole(run.arrival + submit.deadline, begun=True)
         _lead(run, whole, [node for node in run.nodes.values() if any(r.outputs for r in node.routes.values())], costs)
-        run.goals.append(whole)
 
 
 def _lead(run: Run, goal: Goal, ends: list[Node], costs: Costs) -> None:
@@ -100,10 +98,10 @@ def learn(run: Run, costs: Costs) -> None:
         pace.learn(**found)
         items: dict[str, float] = {}
         for port, route in node.routes.items():
-            if route.channel is not None:
-                given = route.channel.items
-                count = sum(map(len, given)) if node.step.spec.ports[port].type == "text" else len(given)
-            else:
-                count = route.sent
+            count = route.sent if route.channel is None else len(route.channel.items)
+            if node.step.spec.ports[port].type == "text":
+                if route.channel is None:
+                    continue  # pieces were counted, and characters are what is wanted: the two differ by 4
+                count = sum(map(len, route.channel.items))
             items[port] = count / max(node.work, 1e-9)
         pace.learn_items(items)

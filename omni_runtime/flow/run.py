@@ -9,7 +9,7 @@ from omni_runtime.loop import Context, Loop
 from omni_runtime.loops import LOOPS
 from omni_runtime.program import Plan, Step
 from omni_runtime.request import as_items
-from omni_runtime.scheduler.goal import Goal, Leg, Listener
+from omni_runtime.scheduler.goal import Goal, Leg, Listener, Whole
 from omni_runtime.work import Submit, Summary, WorkUnit
 
 
@@ -112,8 +112,8 @@ class Run:
     __slots__ = (
         "arrival",
         "claimed",
+        "deadline",
         "ended",
-        "goals",
         "id",
         "late",
         "listeners",
@@ -140,7 +140,7 @@ class Run:
         self.nodes: dict[str, Node] = {}
         self.submit = submit
         self.listeners: dict[tuple[str, int], Listener] = {}  # by output and sample
-        self.goals: list[Goal] = []  # all others
+        self.deadline: Whole | None = None  # by when all of it is wanted
         self.whole = whole  # every hand-off waits for all of it
         self._wire(submit)
 

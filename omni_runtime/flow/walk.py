@@ -14,7 +14,7 @@ from omni_runtime.flow.aim import learn
 from omni_runtime.flow.run import Node, Route, Run, key
 from omni_runtime.orders import Blocked, Claim, Claimed, Closed, Event, LoopDone, UnitReady, Withdrawn
 from omni_runtime.scheduler.cost import Costs
-from omni_runtime.scheduler.goal import NEVER, Goal, Listener, Whole, asked
+from omni_runtime.scheduler.goal import NEVER, Goal, Listener, asked
 from omni_runtime.scheduler.rank import due, sooner
 from omni_runtime.work import Chunk, Command, Done, End, OutputEnd, Push, Release, StepResult, TensorRef, Wait, WorkUnit
 
@@ -141,9 +141,8 @@ class Walk:
             ready = self.now
             by = due(ready, node.run.priority)
             if node.legs:
-                for leg in node.legs:
-                    if type(leg.goal) is Whole:
-                        leg.goal.refresh()
+                if node.run.deadline is not None and not node.units & 7:  # what is left changes slowly
+                    node.run.deadline.refresh()
                 by = sooner(ready, by, node.legs)
             self.events.append(UnitReady(unit, by))
 

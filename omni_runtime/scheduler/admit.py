@@ -83,6 +83,7 @@ class Admission:
     def __init__(self, supply: Supply, most: int = 64) -> None:
         self.waiting: dict[int, tuple[RunBook, dict[str, int]]] = {}
         self.changed = False  # a run came, or memory was freed
+        self.turn = 0.0  # of who was admitted last
         self.supply = supply
         self.most = most
         self.held: dict[int, float] = {}  # promised runs that wait for others to end -> seconds that they were told
@@ -120,16 +121,18 @@ class Admission:
             self.changed = True
 
     def order(self) -> list[tuple[RunBook, dict[str, int]]]:
-        """Who comes first: tenants take turns, who has least admitted for its weight first, each with its most senior run."""
+        """Who comes first: tenants take turns, by weight, each with its most senior run. Who had nothing waiting takes the next
+        turn; by who holds least, a heavy tenant without end would keep a light one out of a pool for one."""
         waiting = sorted(self.waiting.values(), key=lambda w: w[0].since)
         if len({w[0].tenant for w in waiting}) < 2:
             return waiting
-        turns: dict[Tenant, int] = {}
+        turns: dict[Tenant, float] = {}
         ranked = []
         for entry in waiting:
             tenant = entry[0].tenant
-            turns[tenant] = turn = turns.get(tenant, tenant.admitted) + 1
-            ranked.append((turn / tenant.weight, entry[0].since, entry))
+            turn = turns.get(tenant, max(tenant.turn, self.turn))
+            turns[tenant] = turn + 1.0 / tenant.weight
+            ranked.append((turn, entry[0].since, entry))
         return [entry for _, _, entry in sorted(ranked, key=lambda r: r[:2])]
 
     def admit(self, executors: dict[str, ExecBook], now: float, out: list[Any]) -> list[RunBook]:
@@ -159,7 +162,10 @@ class Admission:
                 executors[run.homes[claim.expert]].ledgers[claim.expert].reserve(run.id, claim.loop, granted[claim.loop])
             del self.waiting[run.id]
             run.admitted = True
-            run.tenant.admitted += 1
+            tenant = run.tenant
+            tenant.admitted += 1
+            self.turn = max(tenant.turn, self.turn)
+            tenant.turn = self.turn + 1.0 / tenant.weight
             if run.promised:
                 self.supply.streams[run.id] = run.promised
             admitted.append(run)

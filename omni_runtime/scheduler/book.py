@@ -59,7 +59,7 @@ class Offer:
 class Tenant:
     """Whose requests they are."""
 
-    __slots__ = ("admitted", "alive", "name", "requests", "seconds", "weight")
+    __slots__ = ("admitted", "alive", "name", "requests", "seconds", "turn", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
@@ -68,6 +68,7 @@ class Tenant:
         self.admitted = 0  # of them, those that hold memory
         self.requests = 0  # that ever came
         self.seconds = 0.0  # of devices, as measured
+        self.turn = 0.0  # when it is its turn at the door: admissions over weight
 
 
 class RunBook:
@@ -144,6 +145,7 @@ class ExecBook:
     __slots__ = (
         "bills",
         "clock",
+        "even",
         "experts",
         "flying",
         "groups",
@@ -161,7 +163,8 @@ class ExecBook:
         self.slots = up.slots
         self.reuse = up.reuse
         self.shares: dict[Tenant, float] = {}  # virtual time: predicted device-seconds over weight
-        self.clock = 0.0  # virtual time of the tenant that was served last
+        self.clock = 0.0  # virtual time of the unit that was served last, before it was charged
+        self.even = 0.0  # where everybody would be if what was done had been shared evenly
         self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}  # without a pool: of nothing
         self.flying: dict[int, list[Offer]] = {}
         self.groups: dict[int, Group] = {}  # batch in flight -> its group

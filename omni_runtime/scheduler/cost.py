@@ -24,12 +24,13 @@ class OpModel:
     twenty batches or so, since a neighbour on the machine slows everything down at once; the shape follows hundreds.
     """
 
-    __slots__ = ("_moments", "_target", "batches", "mean", "pace", "seed", "speed", "spread", "theta", "worst")
+    __slots__ = ("_moments", "_target", "batches", "mean", "pace", "seed", "speed", "spread", "theta", "usual", "worst")
 
     def __init__(self, seed: OpCost) -> None:
         self.seed = (seed.batch, seed.unit, seed.work, seed.reach)
         self.theta = self.seed
         self.speed = 1.0  # seconds now over seconds as the shape has them
+        self.usual = 1.0  # the same, over hundreds of batches: what a simulation takes
         self.pace = 1.0  # seconds here over seconds of the seed
         self.spread = 0.25  # usual relative error
         self.mean = seed.batch + seed.unit  # seconds of a usual batch
@@ -47,6 +48,7 @@ class OpModel:
         """A batch took so long. Zero or less is no measurement and is left out."""
         if seconds <= 0.0:
             return
+        seconds = max(LEAST, seconds)
         self.batches = n = self.batches + 1
         s = self.seed
         shape = max(LEAST, s[0] + s[1] * units + s[2] * work + s[3] * reach)
@@ -64,6 +66,7 @@ class OpModel:
         if self.spread < 0.01:
             self.spread = 0.01
         self.speed *= 1.0 + 0.05 * min(max(off, -0.5), limit)
+        self.usual += max(0.005, 1.0 / (n + 1)) * (self.speed - self.usual)
         self.pace += weight * max(0.01, 1.0 / n) * (seconds / shape - self.pace)
         self.mean += 0.1 * (min(seconds, told * (1.0 + limit)) - self.mean)
         self.worst = seconds if seconds > self.worst else self.worst * MEMORY + seconds * (1.0 - MEMORY)
@@ -147,7 +150,7 @@ class OpModel:
         return model
 
 
-SINGLE = ("pace", "speed", "spread", "mean", "worst", "batches")
+SINGLE = ("pace", "speed", "usual", "spread", "mean", "worst", "batches")
 
 
 def _number(value: Any) -> bool:

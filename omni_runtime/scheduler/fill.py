@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from omni_runtime.card import OpLimits
 from omni_runtime.orders import Grant
@@ -61,11 +61,11 @@ class Queues:
 
     def waits(self, ex: ExecBook, tenant: Tenant) -> bool:
         """Whether anything of a tenant waits for an executor."""
-        return any(
-            offer.live and offer.seq == seq
-            for heaps in self.heaps.get(ex.name, {}).values()
-            for _, seq, offer in heaps.get(tenant, ())
-        )
+        for heaps in self.heaps.get(ex.name, {}).values():
+            for _, seq, offer in heaps.get(tenant, ()):  # the first is alive as a rule
+                if offer.live and offer.seq == seq:
+                    return True
+        return False
 
     def drop(self, executor: str) -> None:
         self.heaps.pop(executor, None)
@@ -154,14 +154,19 @@ def pick(heaps: dict[Tenant, Heap], batch: Batch, shares: dict[Tenant, float] | 
         for entry in left:
             heappush(heap, entry)
         return
-    served = {tenant: shares.get(tenant, 0.0) if shares is not None else 0.0 for tenant in heaps}
+    turns: list[tuple[float, float, int, Tenant]] = []
+    for tenant, heap in heaps.items():
+        if heap:
+            turns.append((shares.get(tenant, 0.0) if shares is not None else 0.0, heap[0][0], heap[0][1], tenant))
+    heapify(turns)
     lefts: dict[Tenant, Heap] = {tenant: [] for tenant in heaps}
-    while not batch.full:
-        tenant = min((t for t in heaps if heaps[t]), key=lambda t: (served[t], heaps[t][0][:2]), default=None)
-        if tenant is None:
-            break
-        if batch.fill(heaps[tenant], lefts[tenant], 1) and shares is not None:
-            served[tenant] += batch.price(batch.picked[-1]) / tenant.weight
+    while turns and not batch.full:
+        served, _, _, tenant = heappop(turns)
+        heap = heaps[tenant]
+        if batch.fill(heap, lefts[tenant], 1) and shares is not None:
+            served += batch.price(batch.picked[-1]) / tenant.weight
+        if heap:
+            heappush(turns, (served, heap[0][0], heap[0][1], tenant))
     for tenant, left in lefts.items():
         for entry in left:
             heappush(heaps[tenant], entry)

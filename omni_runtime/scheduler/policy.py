@@ -64,6 +64,10 @@ class Deadline(Policy):
         group = queues.head(ex, ex.groups, several)
         if group is None:
             return None
+        if several and ex.flying:  # rather an empty slot than that whoever is ahead gets further ahead in it
+            flying = min(ex.shares.get(offer.run.tenant, 0.0) for members in ex.flying.values() for offer in members)
+            if min(ex.shares.get(tenant, 0.0) for tenant in queues.heaps[ex.name][group]) > flying:
+                return None
         slack = supply.allowed(group[:2], now) if supply.streams else NEVER
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), slack)
         pick(queues.heaps[ex.name][group], batch, ex.shares)

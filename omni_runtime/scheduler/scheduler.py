@@ -145,7 +145,9 @@ class Scheduler:
         ex = self.executors[offer.home]
         tenant = offer.run.tenant
         if tenant not in ex.shares:
-            ex.shares[tenant] = ex.clock
+            # Where it would be by now; at the clock, newcomers without end with a unit each would all begin before who is a unit
+            # ahead. Never behind everybody.
+            ex.shares[tenant] = max(ex.clock, min(ex.even, max(ex.shares.values(), default=0.0)))
         elif len(ex.shares) > 1 and ex.shares[tenant] < ex.clock and not self.queues.waits(ex, tenant):
             ex.shares[tenant] = ex.clock  # for the time when it wanted nothing it has nothing to make up for
         offer.queued = True
@@ -262,10 +264,14 @@ class Scheduler:
         granted = grants(ex, picked, limits, alone, filled.spare)
         ex.bills[batch] = Bill(filled.model, picked, self.now, len(ex.flying) == 1)
         if len(ex.shares) > 1:
-            ex.clock = ex.shares[picked[0].run.tenant]
             for offer in picked:
                 tenant = offer.run.tenant
-                ex.shares[tenant] += offer.cost / tenant.weight
+                share = ex.shares[tenant]
+                if share > ex.clock:
+                    ex.clock = share
+                ex.shares[tenant] = share + offer.cost / tenant.weight
+            even = ex.even + ex.bills[batch].total / sum(tenant.weight for tenant in ex.shares)
+            ex.even = max(ex.clock, even)
         out.append(Dispatch(batch, ex.name, group[0], group[1], granted))
         return True
 

@@ -214,9 +214,12 @@ def heard(arrival: Arrival, plan: Plan, now: float) -> Outcome:
 
 
 def copied(costs: Costs, cards: Iterable[ModelCard]) -> Costs:
-    """Costs of their own, with the guesses of cards for what is not known."""
+    """Costs of their own, with the guesses of cards for what is not known, at the speed that is usual: what was saved in a slow
+    minute is not slow for ever."""
     made = Costs(seeds(*cards))
     made.load(costs.save())
+    for model in made.models.values():
+        model.speed = model.usual
     return made
 
 

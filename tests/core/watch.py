@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from world import CARDS, PROGRAMS
 
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.sim import SimHandle, Simulation
-from omni_runtime.work import Command, RunBatch, StepResult
+from omni_runtime.work import Command, RunBatch, StepResult, Waiting
 
 
 class Watch(Simulation):
     """One executor that hosts everything, unless others are given."""
 
-    def __init__(self, *executors: SimulatedExecutor, max_runs: int = 20_000, policy: str = "deadline", **options: Any) -> None:
+    def __init__(
+        self,
+        *executors: SimulatedExecutor,
+        max_runs: int = 20_000,
+        policy: str = "deadline",
+        tenants: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> None:
         self.batches: list[RunBatch] = []
         self.times: list[float] = []
+        self.waits: dict[int, list[float | None]] = {}  # what promised requests were told
         super().__init__(
-            *(executors or [SimulatedExecutor("x", *CARDS, **options)]), cards=CARDS, max_runs=max_runs, policy=policy
+            *(executors or [SimulatedExecutor("x", *CARDS, **options)]),
+            cards=CARDS,
+            max_runs=max_runs,
+            policy=policy,
+            tenants=tenants,
         )
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, RunBatch):
             self.batches.append(command)
             self.times.append(self.now)
+        if isinstance(command, Waiting):
+            self.waits.setdefault(command.run, []).append(command.seconds)
         super()._carry_out(command)
 
     def step(self, n: int = 1) -> None:
