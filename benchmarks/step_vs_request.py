@@ -297,8 +297,8 @@ def promises(bench: Bench, asked: list[Request], rate: float) -> dict[str, float
 
 
 def simulated(bench: Bench) -> dict[str, float]:
-    """How far off the simulation is, fitted after our run at 80 %, on requests that it has not seen: at 65 %, and at 95 %, where a
-    few per cent of capacity are tens of per cent of waiting."""
+    """How far off the simulation is, fitted after our run at 80 %, on requests that it has not seen: at 65 %, and at 95 %, where
+    a few per cent of capacity are tens of per cent of waiting."""
     found: dict[str, float] = {}
     for name, tail in (("65 %", ""), ("95 % free", "_95")):
         run = bench.of(name, OURS)
@@ -309,7 +309,11 @@ def simulated(bench: Bench) -> dict[str, float]:
         told = simulate(costs, run.outcome, run.span)
         print(f"{row(name, 'simulated', told)}", flush=True)
         said, came = told.numbers(), run.outcome.numbers()
-        for error, number in (("throughput", "throughput"), ("first_sound_p50", "first_sound_p50_s"), ("total_p50", "total_p50_s")):
+        for error, number in (
+            ("throughput", "throughput"),
+            ("first_sound_p50", "first_sound_p50_s"),
+            ("total_p50", "total_p50_s"),
+        ):
             found[f"sim_error_{error}{tail}"] = abs(said[number] / came[number] - 1.0)
         found[f"sim_error_p50{tail}"] = max(found[f"sim_error_first_sound_p50{tail}"], found[f"sim_error_total_p50{tail}"])
     return found

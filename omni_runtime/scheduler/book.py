@@ -147,6 +147,8 @@ class ExecBook:
     __slots__ = (
         "bills",
         "clock",
+        "credit",
+        "credited",
         "even",
         "experts",
         "flying",
@@ -166,6 +168,8 @@ class ExecBook:
         self.reuse = up.reuse
         self.shares: dict[Tenant, float] = {}  # virtual time: predicted device-seconds over weight
         self.clock = 0.0  # virtual time of the unit that was served last, before it was charged
+        self.credit = 0.0  # seconds that work which was promised nothing may take from late promises, so that it gets on as well
+        self.credited = 0.0  # until when it was counted
         self.even = 0.0  # where everybody would be if what was done had been shared evenly
         self.ledgers = {expert: Ledger(up.pools.get(expert, 0)) for expert in up.experts}  # without a pool: of nothing
         self.flying: dict[int, list[Offer]] = {}

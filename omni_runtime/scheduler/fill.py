@@ -59,6 +59,23 @@ class Queues:
                 del self.heaps[ex.name][group]
         return chosen
 
+    def promised(self, ex: ExecBook) -> Group | None:
+        """The group of the most urgent offer of a promised run, leaving out groups that are in flight."""
+        best: tuple[float, int] | None = None
+        chosen = None
+        for group, heaps in self.heaps.get(ex.name, {}).items():
+            if group in ex.groups.values():
+                continue
+            for heap in heaps.values():
+                for due, seq, offer in heap:
+                    if offer.run.promised and offer.live and offer.seq == seq and (best is None or (due, seq) < best):
+                        best, chosen = (due, seq), group
+        return chosen
+
+    def first(self, ex: ExecBook, group: Group) -> Offer:
+        """The most urgent offer of a group that has one."""
+        return min(heap[0] for heap in self.heaps[ex.name][group].values())[2]
+
     def waits(self, ex: ExecBook, tenant: Tenant) -> bool:
         """Whether anything of a tenant waits for an executor."""
         for heaps in self.heaps.get(ex.name, {}).values():

@@ -10,7 +10,7 @@ from omni_runtime.scheduler.book import ExecBook, Group, Offer, RunBook
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.fill import Batch, Queues, pick
 from omni_runtime.scheduler.goal import NEVER
-from omni_runtime.scheduler.supply import Supply
+from omni_runtime.scheduler.supply import RESERVE, Supply
 
 
 class Policy:
@@ -68,10 +68,34 @@ class Deadline(Policy):
             flying = min(ex.shares.get(offer.run.tenant, 0.0) for members in ex.flying.values() for offer in members)
             if min(ex.shares.get(tenant, 0.0) for tenant in queues.heaps[ex.name][group]) > flying:
                 return None
+        if supply.streams:
+            group = self._kept(group, queues, ex, costs, supply, now)
         slack = supply.allowed(ex.name, group[:2], now) if supply.streams else NEVER
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), slack)
         pick(queues.heaps[ex.name][group], batch, ex.shares)
         return group, batch
+
+    def _kept(self, group: Group, queues: Queues, ex: ExecBook, costs: Costs, supply: Supply, now: float) -> Group:
+        """The group that runs now, where a promise would be broken by the most urgent one: a promised one instead.
+
+        Work that was promised nothing has credit for a RESERVE of the time, so a unit of T seconds waits at most T / RESERVE for
+        late promises: a picture's step of a second may run, but not before every 100 ms step of the listeners.
+        """
+        first = queues.first(ex, group)
+        kept = queues.promised(ex)
+        if kept is None or kept == group or first.run.promised:
+            return group
+        unit = first.unit
+        seen = unit.lo * (unit.cached + unit.lo) if unit.kind.block else 0
+        seconds = costs.model(group[0], group[1]).predict(1, unit.lo * unit.weight, seen)
+        ex.credit = min(ex.credit + RESERVE * (now - ex.credited), max(seconds, 1.0))
+        ex.credited = now
+        if seconds <= supply.slack(ex.name, now):
+            return group
+        if ex.credit >= seconds:
+            ex.credit -= seconds
+            return group
+        return kept
 
 
 class Stages(Policy):

@@ -110,10 +110,11 @@ class Supply:
         if heavy <= 1.0 - RESERVE and self.known(listeners):
             gain = 1.0 / max(0.05, max(load.values(), default=0.05)) - 1.0
             return (1 + ahead) * max(0.1, self._short(after, now) / max(0.1, gain))
+        busy = max(load.values(), default=0.0) or 1.0  # of what nobody knows it is assumed to be made as fast as it is heard
         left = []
         for listener in playing:
             usual = max((leg.pace.units / leg.pace.second for leg in listener.legs if leg.pace.second > 0.0), default=10.0)
-            left.append(max(usual - listener.made, 0.1 * usual) * max(load.values(), default=1.0))
+            left.append(max(usual - listener.made, 0.1 * usual) * busy)
         left.sort()
         if not left:
             return 0.1
@@ -130,6 +131,10 @@ class Supply:
         _, rate = loads.pop(op, (0.0, 0.0))
         rest = 1.0 - RESERVE - sum(seconds * rate for seconds, rate in loads.values())
         return max(_slack(here, now), rest / rate if rate else 0.0, 0.0)
+
+    def slack(self, home: str, now: float) -> float:
+        """Seconds for which an executor may do something else without any promised listener running dry because of it."""
+        return _slack((listener for listener in self.playing() if listener.uses(home)), now)
 
 
 def _slack(listeners: Iterable[Listener], now: float) -> float:

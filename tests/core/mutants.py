@@ -462,8 +462,8 @@ MUTANTS = [
     Mutant(
         "promises are made without end",
         "scheduler/supply.py",
-        "        if load > 1.0 - RESERVE:\n            return False\n",
-        "",
+        "max(load.values(), default=0.0) <= 1.0 - RESERVE and self._short",
+        "self._short",
         "promises.promises_are_kept_to_the_devices_time()",
     ),
     Mutant(
