@@ -7,8 +7,9 @@ import sys
 import traceback
 from typing import Any
 
+from cast import HOSTS
 from curse import HARM, Curse, curses
-from world import CHOICES, DECLARED, HOSTS, PROGRAMS, Ask, Wish, World
+from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
 
 from omni_runtime.scheduler.policy import POLICIES
 
