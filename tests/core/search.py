@@ -7,8 +7,8 @@ import sys
 import traceback
 from typing import Any
 
-from cast import HOSTS
 from curse import HARM, Curse, curses
+from stage import HOSTS
 from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
 
 from omni_runtime.scheduler.policy import POLICIES

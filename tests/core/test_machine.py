@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from cast import HOSTS
 from curse import HARM, Curse, curses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import BUSY, POOLS, PRIORITIES, SOON, STOPS, play
+from stage import HOSTS
 from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
 
 from omni_runtime.scheduler.policy import POLICIES

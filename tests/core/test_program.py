@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cast import DUO
+from stage import DUO
 from toys import CARD, PROGRAMS, cascade
 from world import PROGRAMS as WORLD
 

@@ -11,8 +11,8 @@ from collections import deque
 from functools import cache
 from typing import Any, NamedTuple
 
-from cast import CARDS, CHOICES, LIMITS, PROGRAMS
 from curse import CURSES, HARM, SPENT, Breakable, Curse, place
+from stage import CARDS, CHOICES, LIMITS, PROGRAMS
 
 from omni_runtime.executors.simulated import Cost
 from omni_runtime.request import resolve

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from cast import prompted
 from scenes import CARD, PROGRAMS, Counter, busy, device, host
 from search import play
+from stage import prompted
 from world import World
 
 from omni_runtime.executors.loopback import LoopbackExecutor
