@@ -21,7 +21,7 @@ from omni_runtime.simulate.measures import measure
 from omni_runtime.simulate.replay import Replay, cards_of
 
 DEVICES, RATE = 8, 8.5
-PER_REQUEST = 92  # units that a request comes to
+PER_REQUEST = 73  # units that a request comes to
 
 
 def main() -> None:

@@ -161,9 +161,9 @@ class Core:
         waiting = self.scheduler.admission.waiting.get(run)
         told = self.scheduler.admission.held.get(run)
         if told is not None:
-            load = self.scheduler.supply.load()
+            load = max(self.scheduler.supply.load().values(), default=0.0)
             lines.append(
-                f"now: waits until its guarantee can be kept, about {told:.1f} s; those that play take {load:.2f} of the devices"
+                f"now: waits until its guarantee can be kept, about {told:.1f} s; those that play take {load:.2f} of an executor"
             )
         elif waiting is not None:
             lines.append(

@@ -144,7 +144,7 @@ class Admission:
         ahead = 0  # promised runs that go on waiting
         for run, granted in self.order():
             if run.promised and (ahead or not self.supply.fits(run.promised, now)):
-                self._hold(run, ahead, out)
+                self._hold(run, ahead, now, out)
                 ahead += run.id in self.held
                 continue
             self.held.pop(run.id, None)  # from here on it may wait for memory, as anybody
@@ -172,9 +172,9 @@ class Admission:
             out.append(Admitted(run.id, granted))
         return admitted
 
-    def _hold(self, run: RunBook, ahead: int, out: list[Any]) -> None:
+    def _hold(self, run: RunBook, ahead: int, now: float, out: list[Any]) -> None:
         """A promised run must wait: it is told how long, or refused where that is longer than it can use."""
-        seconds = self.supply.wait(ahead)
+        seconds = self.supply.wait(run.promised, ahead, now)
         if run.id in self.held:
             if abs(seconds - self.held[run.id]) > 0.25 * self.held[run.id]:
                 self.held[run.id] = seconds

@@ -100,6 +100,8 @@ class RunBook:
         self.since = seniority(event.arrival, event.priority, event.run)
         self.together = {expert: group for group in event.together for expert in group}
         self.homes: dict[str, str] = {}  # expert -> executor
+        for listener in self.promised:
+            listener.homes = self.homes
         self.offers: dict[str, Offer] = {}
         self.flying: dict[str, int] = {}  # loop -> batch
         self.solo: dict[str, int] = {}  # loop -> progress that it must pass alone, since a batch with it broke

@@ -89,7 +89,7 @@ class Listener(Goal):
         promised: it must not run dry; what is made is held back until the start is safe.
     """
 
-    __slots__ = ("delivered", "held", "made", "over", "promised", "rate", "shown", "silence")
+    __slots__ = ("delivered", "held", "homes", "made", "over", "promised", "rate", "shown", "silence")
 
     def __init__(self, rate: float, by: float, promised: bool) -> None:
         super().__init__(by)
@@ -101,6 +101,15 @@ class Listener(Goal):
         self.silence = 0.0  # seconds in which there was nothing to play
         self.held: list[Any] = []  # made, and not delivered before the start is safe
         self.over = False  # nothing more comes
+        self.homes: dict[str, str] = {}  # expert -> executor, as far as its run is placed
+
+    def home(self, leg: Leg) -> str:
+        """The executor of a loop on the way; of one that is not placed yet, that of any other."""
+        found = self.homes.get(leg.op[0])
+        return found if found is not None else next(iter(self.homes.values()), "")
+
+    def uses(self, executor: str) -> bool:
+        return not self.homes or executor in self.homes.values()
 
     def hear(self, now: float, seconds: float) -> None:
         """More sound is delivered."""

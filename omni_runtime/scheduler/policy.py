@@ -68,7 +68,7 @@ class Deadline(Policy):
             flying = min(ex.shares.get(offer.run.tenant, 0.0) for members in ex.flying.values() for offer in members)
             if min(ex.shares.get(tenant, 0.0) for tenant in queues.heaps[ex.name][group]) > flying:
                 return None
-        slack = supply.allowed(group[:2], now) if supply.streams else NEVER
+        slack = supply.allowed(ex.name, group[:2], now) if supply.streams else NEVER
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), slack)
         pick(queues.heaps[ex.name][group], batch, ex.shares)
         return group, batch
