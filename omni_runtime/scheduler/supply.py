@@ -111,9 +111,10 @@ class Supply:
             gain = 1.0 / max(0.05, max(load.values(), default=0.05)) - 1.0
             return (1 + ahead) * max(0.1, self._short(after, now) / max(0.1, gain))
         left = []
+        busy = max(load.values(), default=0.0) or 1.0  # nothing is known of those that play: as long as they are heard
         for listener in playing:
             usual = max((leg.pace.units / leg.pace.second for leg in listener.legs if leg.pace.second > 0.0), default=10.0)
-            left.append(max(usual - listener.made, 0.1 * usual) * max(load.values(), default=1.0))
+            left.append(max(usual - listener.made, 0.1 * usual) * busy)
         left.sort()
         if not left:
             return 0.1
