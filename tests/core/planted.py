@@ -253,8 +253,8 @@ PLANTED = [
     Mutant(
         "promises are made without end",
         "scheduler/supply.py",
-        "        if load > 1.0 - RESERVE:\n            return False\n",
-        "",
+        "return max(load.values(), default=0.0) <= 1.0 - RESERVE and",
+        "return",
         "promises.promises_are_kept_to_the_devices_time()",
     ),
     Mutant(

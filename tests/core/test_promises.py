@@ -46,7 +46,7 @@ def taught(**options: Any) -> Watch:
 
 
 def load(sim: Watch) -> float:
-    return sim.core.scheduler.supply.load()
+    return max(sim.core.scheduler.supply.load().values(), default=0.0)
 
 
 def alone(codes: int = CODES) -> list[float]:

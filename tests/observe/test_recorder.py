@@ -193,7 +193,8 @@ def test_random_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(world.core.observers) == 2, world.core.story(0)
         record = world.recorder.record()
         assert sent(record) == world.counter.sent
-        assert [u.due for u in record.units] == world.counter.dues
+        if world.core.scheduler.policy.name == "deadline":  # others rank by something else, and the wish is told
+            assert [u.due for u in record.units] == world.counter.dues
         consistent(record)
         units += len(record.units)
     assert units > 1000
