@@ -112,6 +112,7 @@ class Supply:
             return (1 + ahead) * max(0.1, self._short(after, now) / max(0.1, gain))
         busy = max(load.values(), default=0.0) or 1.0  # of what nobody knows it is assumed to be made as fast as it is heard
         left = []
+        busy = max(load.values(), default=0.0) or 1.0  # nothing is known of those that play: as long as they are heard
         for listener in playing:
             usual = max((leg.pace.units / leg.pace.second for leg in listener.legs if leg.pace.second > 0.0), default=10.0)
             left.append(max(usual - listener.made, 0.1 * usual) * busy)

@@ -8,7 +8,8 @@ import traceback
 from typing import Any
 
 from curse import HARM, Curse, curses
-from world import CHOICES, DECLARED, HOSTS, PROGRAMS, Ask, Wish, World
+from stage import HOSTS
+from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
 
 from omni_runtime.scheduler.policy import POLICIES
 

@@ -193,3 +193,49 @@ def test_an_offer_that_grows_keeps_its_place_and_is_granted_whole() -> None:
     assert scheduler.handle(3.0, [UnitReady(WorkUnit(1, "l", kind, 1, 4), 3.0)]) == []
     (second,) = scheduler.handle(4.0, [BatchDone(first.batch)])
     assert second.grants == [Grant(1, "l", 4, 0, ())]
+
+
+def late(goal: dict[str, float]) -> int:
+    """Twelve texts are about and one that wants something: how many of its units have run after twenty batches?"""
+    sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.05)}, stops=0)
+    for _ in range(12):
+        say(sim, tokens=60)
+    sim.step(10)
+    handle = say(sim, tokens=60, **goal)
+    sim.step(20)
+    found = len(sim.where(handle.run))
+    for run in sim.handles:
+        sim.cancel(run)
+    sim.finish_all()
+    return found
+
+
+@pytest.mark.parametrize("field", ["deadline_s", "first_output_s"])
+def test_a_near_deadline_goes_first(field: str) -> None:
+    """A whole answer that is wanted at once is in every batch, and not in every third. The first piece of one is there sooner,
+    and what comes after it is as urgent as anybody's."""
+    plain, soon = late({}), late({field: 0.001})
+    if field == "deadline_s":
+        assert plain <= 8
+        assert soon >= 19
+    else:
+        assert plain <= soon <= plain + 2
+        assert first_piece({field: 0.3}) < first_piece({})
+
+
+def first_piece(goal: dict[str, float]) -> float:
+    """When the first text of a low-priority request is there, among twelve others."""
+    sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.05)}, stops=0)
+    for _ in range(12):
+        say(sim, tokens=60)
+    sim.step(10)
+    came = sim.now
+    handle = say(sim, tokens=60, priority="low", **goal)
+    while "text" not in handle.times:
+        sim.step()
+    return handle.times["text"][0] - came
+
+
+def test_a_far_deadline_does_not_take_patience_away() -> None:
+    """An answer that is wanted in an hour is served as one that nobody hurries."""
+    assert abs(late({"deadline_s": 3600.0}) - late({})) <= 1

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import BUSY, POOLS, PRIORITIES, SOON, STOPS, play
-from world import CHOICES, DECLARED, HOSTS, PROGRAMS, Ask, Wish, World
+from stage import HOSTS
+from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
 
 from omni_runtime.scheduler.policy import POLICIES
 

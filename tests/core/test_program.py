@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from stage import DUO
 from toys import CARD, PROGRAMS, cascade
-from world import DUO
 from world import PROGRAMS as WORLD
 
 from omni_runtime.card import ModelCard
