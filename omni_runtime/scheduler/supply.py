@@ -69,7 +69,7 @@ class Supply:
         for leg in listener.legs:
             way += leg.model.mean * (1.0 + leg.model.spread)
             if leg.pace.second > 0.0:
-                pace = load.get(listener.home(leg), 0.0) / leg.pace.second
+                pace = load.get(listener.home(leg), 0.0) / (1.0 - RESERVE) / leg.pace.second
                 wait = max(wait, max(0.0, leg.pace.gap - leg.begun()) * pace)
         return wait + way + max((model.worst for model in self.costs.models.values()), default=0.0)
 
