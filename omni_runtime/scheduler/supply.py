@@ -9,6 +9,8 @@ from omni_runtime.scheduler.goal import NEVER, Leg, Listener
 
 RESERVE = 0.1  # of an executor's time that is never promised
 
+YOUNG = 16  # batches of an op before its price sends anybody away for ever
+
 Op = tuple[str, str]  # expert, op
 
 
@@ -35,8 +37,9 @@ class Supply:
         """Whether such a request has ended before, so that its pace is known."""
         return all(leg.pace.second > 0.0 for listener in listeners for leg in listener.legs)
 
-    def loads(self, listeners: Iterable[Listener]) -> dict[str, dict[Op, tuple[float, float]]]:
-        """By executor and op: the seconds that one unit of every stream takes, and how many units a second of sound needs."""
+    def loads(self, listeners: Iterable[Listener], careful: bool = True) -> dict[str, dict[Op, tuple[float, float]]]:
+        """By executor and op: the seconds that one unit of every stream takes, and how many units a second of sound needs. If
+        careful, as much longer as prices are usually off."""
         needs: dict[tuple[str, Op], list[Leg]] = {}
         for listener in listeners:
             for leg in listener.legs:
@@ -50,7 +53,7 @@ class Supply:
             part = n / batches
             work, reach = sum(p.work for p in pace) / n, sum(p.reach for p in pace) / n
             model = legs[0].model
-            seconds = batches * model.predict(part, part * work, part * reach) * (1.0 + model.spread)
+            seconds = batches * model.predict(part, part * work, part * reach) * (1.0 + model.spread * careful)
             found.setdefault(home, {})[op] = (seconds, sum(p.second for p in pace) / n)
         return found
 
@@ -80,10 +83,12 @@ class Supply:
         return listener.made >= self.need(listener, self.load())
 
     def never(self, listeners: list[Listener]) -> float:
-        """The load of a stream that could not be kept supplied even alone, or 0."""
-        if not self.known(listeners):
+        """The load of a stream that could not be kept supplied even alone, or 0. Nobody is sent away for ever because young prices
+        are uncertain: after six requests one was told 1.04 where 0.72 was true."""
+        if not self.known(listeners) or any(leg.model.batches < YOUNG for one in listeners for leg in one.legs if leg.readers):
             return 0.0
-        alone = max(Supply(self.costs, self.limits).load(*listeners).values(), default=0.0)
+        ops = self.loads(listeners, careful=False).values()
+        alone = max((sum(seconds * rate for seconds, rate in op.values()) for op in ops), default=0.0)
         return alone if alone > 1.0 - RESERVE else 0.0
 
     def fits(self, listeners: list[Listener], now: float) -> bool:

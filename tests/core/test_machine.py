@@ -158,7 +158,7 @@ TestAnyWorld.pytestmark = [pytest.mark.slow]
 def test_some_worlds_by_seed() -> None:
     """The same worlds without Hypothesis, for the fast lane. They must reach what they are there to try."""
     ends: dict[str, int] = {}
-    for seed in range(24, 64):
+    for seed in (*range(40), 63):  # the last one knows a program, and is promised it where it is too slow
         for handle in play(seed, longest=40).handles.values():
             assert handle.end is not None
             ends[handle.end.reason] = ends.get(handle.end.reason, 0) + 1
