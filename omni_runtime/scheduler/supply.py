@@ -9,8 +9,6 @@ from omni_runtime.scheduler.goal import NEVER, Leg, Listener
 
 RESERVE = 0.1  # of an executor's time that is never promised
 
-YOUNG = 16  # batches of an op before its price sends anybody away for ever
-
 Op = tuple[str, str]  # expert, op
 
 
@@ -83,9 +81,9 @@ class Supply:
         return listener.made >= self.need(listener, self.load())
 
     def never(self, listeners: list[Listener]) -> float:
-        """The load of a stream that could not be kept supplied even alone, or 0. Nobody is sent away for ever because young prices
-        are uncertain: after six requests one was told 1.04 where 0.72 was true."""
-        if not self.known(listeners) or any(leg.model.batches < YOUNG for one in listeners for leg in one.legs if leg.readers):
+        """The load of a stream that could not be kept supplied even alone, or 0. Nobody is sent away for ever because young
+        prices are uncertain: after six requests one was told 1.04 where 0.72 was true."""
+        if not self.known(listeners):
             return 0.0
         ops = self.loads(listeners, careful=False).values()
         alone = max((sum(seconds * rate for seconds, rate in op.values()) for op in ops), default=0.0)
