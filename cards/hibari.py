@@ -37,7 +37,7 @@ def hibari() -> ModelCard:
                 expert="talker",
                 op="speak",
                 segment="clauses",
-                first=80,  # 5.5 s of speech: who reads aloud takes a breath by then, and who waits hears something
+                first=60,  # 4 s of speech: who reads aloud may breathe by then, and who waits hears something
                 reads={"text": Slot(type="text", mode="stream")},
                 ports={"frames": Port(type="frame")},
                 defaults={"speed": 1.0, "voice": VOICE},
