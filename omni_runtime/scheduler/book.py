@@ -19,7 +19,6 @@ class Offer:
 
     __slots__ = (
         "chain",
-        "copied",
         "cost",
         "cover",
         "due",
@@ -44,7 +43,6 @@ class Offer:
         self.queued = False  # it is in the queue of its executor
         self.ran = False  # the executor may keep state of it
         self.size = 0  # granted to the unit in flight
-        self.copied = 0  # of them, positions that are copied and not computed
         self.cost = 0.0  # seconds that it adds to its batch, as predicted
         self.chain = unit.chain  # digests of the text that it begins with
         self.home: str | None = None  # executor, once its expert is placed
@@ -67,7 +65,7 @@ class Tenant:
         self.alive = 0  # runs
         self.admitted = 0  # of them, those that hold memory
         self.requests = 0  # that ever came
-        self.seconds = 0.0  # of devices, as measured
+        self.seconds = 0.0  # of devices, as measured, of runs whose books are closed
         self.turn = 0.0  # when it is its turn at the door: admissions over weight
 
 
@@ -113,32 +111,23 @@ class RunBook:
 
 
 class Bill:
-    """What a batch in flight is predicted to take, and from what."""
+    """What a batch in flight is predicted to take, and from what. `fill.grants` adds up its units, which it looks at anyway.
 
-    __slots__ = ("alone", "model", "reach", "sent", "total", "units", "work")
+    Args:
+        units: their number.
+        alone: nothing else was in its executor's mailbox.
+    """
 
-    def __init__(self, model: OpModel, picked: list[Offer], now: float, alone: bool) -> None:
-        work = reach = total = 0.0
+    __slots__ = ("alone", "each", "far", "heavy", "model", "reach", "sent", "total", "units", "work")
+
+    def __init__(self, model: OpModel, units: int, now: float, alone: bool) -> None:
         speed = model.speed
         fixed, each, heavy, far = model.theta
-        each, heavy, far = each + fixed / len(picked), heavy * speed, far * speed
-        each *= speed
-        for offer in picked:
-            unit = offer.unit
-            size = offer.size - offer.copied
-            mine = size * unit.weight
-            work += mine
-            cost = each + heavy * mine
-            if unit.kind.block:
-                seen = size * (unit.cached + size)
-                reach += seen
-                cost += far * seen
-            offer.cost = cost
-            total += cost
-        self.model, self.units, self.work, self.reach = model, len(picked), work, reach
-        self.total = max(total, 1e-9)
-        self.sent = now
-        self.alone = alone  # nothing else was in its executor's mailbox
+        self.each = speed * (each + fixed / units)  # seconds of a unit: its own, and its part of what a batch takes anyway
+        self.heavy = speed * heavy  # of one of its work
+        self.far = speed * far  # of one of its reach
+        self.model, self.units, self.sent, self.alone = model, units, now, alone
+        self.work = self.reach = self.total = 0.0
 
 
 class ExecBook:

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from omni_runtime.card import OpLimits
 from omni_runtime.orders import Grant
-from omni_runtime.scheduler.book import ExecBook, Group, Offer, Tenant
+from omni_runtime.scheduler.book import Bill, ExecBook, Group, Offer, Tenant
 from omni_runtime.scheduler.cost import OpModel
 from omni_runtime.scheduler.goal import NEVER
 from omni_runtime.work import Fork
@@ -189,7 +189,7 @@ def pick(heaps: dict[Tenant, Heap], batch: Batch, shares: dict[Tenant, float] | 
             heappush(heaps[tenant], entry)
 
 
-def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, spare: int | None = None) -> list[Grant]:
+def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, bill: Bill, spare: int | None = None) -> list[Grant]:
     """Everybody has the least, so a long prefill never stops the decodes beside it; what is left of the budget is shared.
 
     While anybody else waits (not `alone`), nobody is granted more than a chunk: the others' next step is then at most one
@@ -222,6 +222,8 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, spa
     else:
         more = wants
     made = []
+    each, heavy, far = bill.each, bill.heavy, bill.far
+    work = reach = total = 0.0
     for at, offer in enumerate(picked):
         unit = offer.unit
         found = forks.get(at) if forks else None
@@ -238,8 +240,19 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, spa
         blocks: tuple[int, ...] = ()
         if offer.sent < offer.held:
             blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])
-        offer.size, offer.copied = size, found.length if found is not None else 0
+        offer.size = size
+        computed = size if found is None else size - found.length
+        mine = computed * unit.weight
+        cost = each + heavy * mine
+        work += mine
+        if kind.block:
+            seen = computed * (unit.cached + computed)
+            reach += seen
+            cost += far * seen
+        offer.cost = cost
+        total += cost
         made.append(Grant(unit.run, unit.loop, size, offer.sent, blocks, found))
+    bill.work, bill.reach, bill.total = work, reach, max(total, 1e-9)
     return made
 
 

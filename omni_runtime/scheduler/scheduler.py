@@ -186,12 +186,7 @@ class Scheduler:
             if bill.alone:
                 self.costs.between(max(0.0, self.now - bill.sent - seconds))
         part = seconds / bill.total
-        members = self._return(event.batch)
-        for offer in members:  # all of them before any book closes: two may be of one run
-            mine = offer.cost * part
-            offer.run.seconds += mine
-            offer.run.tenant.seconds += mine
-        for offer in members:
+        for offer in self._return(event.batch, part):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
             if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
@@ -263,8 +258,8 @@ class Scheduler:
         alone = limits.chunk is None or (
             len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex, {0: group}) is None)
         )
-        granted = grants(ex, picked, limits, alone, filled.spare)
-        ex.bills[batch] = Bill(filled.model, picked, self.now, len(ex.flying) == 1)
+        bill = ex.bills[batch] = Bill(filled.model, len(picked), self.now, len(ex.flying) == 1)
+        granted = grants(ex, picked, limits, alone, bill, filled.spare)
         if len(ex.shares) > 1:
             for offer in picked:
                 tenant = offer.run.tenant
@@ -272,7 +267,7 @@ class Scheduler:
                 if share > ex.clock:
                     ex.clock = share
                 ex.shares[tenant] = share + offer.cost / tenant.weight
-            even = ex.even + ex.bills[batch].total / sum(tenant.weight for tenant in ex.shares)
+            even = ex.even + bill.total / sum(tenant.weight for tenant in ex.shares)
             ex.even = max(ex.clock, even)
         out.append(Dispatch(batch, ex.name, group[0], group[1], granted))
         return True
@@ -281,8 +276,11 @@ class Scheduler:
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """What every tenant has had: device-seconds, requests, and how many are alive."""
+        alive = dict.fromkeys(self.tenants.values(), 0.0)
+        for run in self.runs.values():
+            alive[run.tenant] += run.seconds
         return {
-            t.name: {"seconds": t.seconds, "requests": t.requests, "alive": t.alive, "weight": t.weight}
+            t.name: {"seconds": t.seconds + alive[t], "requests": t.requests, "alive": t.alive, "weight": t.weight}
             for t in self.tenants.values()
         }
 
@@ -291,12 +289,16 @@ class Scheduler:
         book = self.runs.get(run)
         return self.billed.get(run, 0.0) if book is None else book.seconds
 
-    def _return(self, batch: int) -> list[Offer]:
+    def _return(self, batch: int, part: float = 0.0) -> list[Offer]:
+        """Takes a batch from its executor, and charges its units for `part` of what they were predicted to take: all of them
+        before any book closes, since two may be of one run."""
         ex = self.where.pop(batch)
         members = ex.flying.pop(batch)
         del ex.groups[batch], ex.bills[batch]
         for offer in members:
-            del offer.run.flying[offer.unit.loop]
+            run = offer.run
+            del run.flying[offer.unit.loop]
+            run.seconds += offer.cost * part
         return members
 
     def _release(self, run: RunBook, loop: str, chain: tuple[bytes, ...], out: list[Instruction]) -> None:
@@ -333,6 +335,7 @@ class Scheduler:
         self.billed[run.id] = run.seconds
         tenant = run.tenant
         tenant.alive -= 1
+        tenant.seconds += run.seconds
         tenant.admitted -= run.admitted
         if not tenant.alive:
             for ex in self.executors.values():

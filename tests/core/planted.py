@@ -330,15 +330,15 @@ PLANTED = [
     Mutant(
         "who left in the middle pays nothing",
         "scheduler/scheduler.py",
-        "            offer.run.tenant.seconds += mine\n",
-        "            offer.run.tenant.seconds += 0.0 if offer.run.closing else mine\n",
+        "            run.seconds += offer.cost * part\n",
+        "            run.seconds += 0.0 if run.closing else offer.cost * part\n",
         "saturation.accounts_hold_every_second()",
     ),
     Mutant(
         "a book closes before all of its units are charged",
         "scheduler/scheduler.py",
-        "        for offer in members:\n            run, unit = offer.run, offer.unit\n            offer.sent = offer.held\n",
-        "            run, unit = offer.run, offer.unit\n            offer.sent = offer.held\n",
+        "        for offer in self._return(event.batch, part):\n",
+        "        for offer in self._return(event.batch):\n            offer.run.seconds += offer.cost * part\n",
         "saturation.two_units_of_a_run_in_one_batch_are_both_charged()",
     ),
     Mutant(
