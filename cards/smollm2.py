@@ -26,7 +26,7 @@ def smollm2() -> ModelCard:
             ),
             "thinker": ExpertSpec(
                 build="omni_runtime.experts.text_lm:build",
-                ops={"forward": OpLimits(units=64, size=512, chunk=64, cost=FORWARD)},  # 64 tokens of prefill: 115 ms
+                ops={"forward": OpLimits(units=128, size=512, chunk=64, cost=FORWARD)},  # 64 tokens of prefill: 115 ms
                 block=16,
                 bytes_per_position=LAYERS * 2 * KV_HEADS * HEAD * 4,
             ),

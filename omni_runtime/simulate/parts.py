@@ -122,12 +122,21 @@ def weight(payload: CallStep) -> float:
     return max(1.0, found)
 
 
+CUT = 0.8  # of the limit: a clause that was cut at its last blank before it has more than this
+
+
 def clauses_of(plan: Plan, costs: Costs) -> tuple[list[float], list[float]]:
-    """Characters of the clauses that a program was seen to speak, and of those that its answers began with."""
+    """Characters of the clauses that a program was seen to speak, and of those that its answers began with.
+
+    A first clause of about the length at which it is cut anyway was cut: its text went on, and the loop had to see that it did.
+    """
     for step in plan.steps:
         pace = costs.paces.get((plan.program, step.name))
         if step.spec.kind == "each" and step.spec.segment == "clauses" and pace is not None and pace.weights:
-            return pace.weights, pace.firsts
+            limit = step.spec.first
+            if limit is None:
+                return pace.weights, pace.firsts
+            return pace.weights, [2.0 * limit if first > CUT * limit else first for first in pace.firsts]
     return [], []
 
 
