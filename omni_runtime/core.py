@@ -159,11 +159,11 @@ class Core:
             waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits for input"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
         waiting = self.scheduler.admission.waiting.get(run)
-        told = self.scheduler.admission.held.get(run)
-        if told is not None:
+        seconds = self.scheduler.admission.held.get(run)
+        if seconds is not None:
             load = max(self.scheduler.supply.load().values(), default=0.0)
             lines.append(
-                f"now: waits until its guarantee can be kept, about {told:.1f} s; those that play take {load:.2f} of an executor"
+                f"now: waits until its guarantee can be kept, about {seconds:.1f} s; those that play take {load:.2f} of an executor"
             )
         elif waiting is not None:
             lines.append(
