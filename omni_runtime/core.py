@@ -161,10 +161,7 @@ class Core:
         waiting = self.scheduler.admission.waiting.get(run)
         seconds = self.scheduler.admission.held.get(run)
         if seconds is not None:
-            load = max(self.scheduler.supply.load().values(), default=0.0)
-            lines.append(
-                f"now: waits until its guarantee can be kept, about {seconds:.1f} s; those that play take {load:.2f} of an executor"
-            )
+            lines.append(f"now: waits until its guarantee can be kept, about {seconds:.1f} s by the last estimate")
         elif waiting is not None:
             lines.append(
                 f"now: waits for the memory it claims, {sum(waiting[1].values())} KV blocks; max_tokens decides how many"
