@@ -7,11 +7,13 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from omni_runtime import costs_file
 from omni_runtime.card import ModelCard, Value, batch_limits, seeds
 from omni_runtime.core import Core, Observer
 from omni_runtime.engine import Engine
@@ -56,7 +58,8 @@ class Runtime:
         policy: in which order steps run: "deadline"; the others are there to compare with, see `scheduler/policy.py`.
         tenants: weight of each tenant's share of the devices. Without any, every tenant that comes has the same; with some,
             others are refused.
-        costs: what earlier runs learned, as `runtime.costs()` gives it; without any the cards' guesses are the beginning.
+        costs: what earlier runs learned, as `runtime.costs()` gives it, or the path of a file of it (`omni calibrate`, or
+            `costs_file.write(path, runtime.costs())`); without any the cards' guesses are the beginning.
         max_waiting: requests that may wait until their guarantee can be kept, before more are refused.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
@@ -78,7 +81,7 @@ class Runtime:
         prefix_cache: bool = True,
         policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline",
         tenants: Mapping[str, float] | None = None,
-        costs: Mapping[str, Any] | None = None,
+        costs: Mapping[str, Any] | str | Path | None = None,
         max_waiting: int = 64,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -111,8 +114,12 @@ class Runtime:
             executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
         self._ids = count(1)
         learned = Costs(seeds(*cards))
-        if costs is not None:
+        if isinstance(costs, str | Path):
+            costs_file.read(costs, learned)
+        elif costs is not None:
             try:
+                if not isinstance(costs, Mapping):
+                    raise ValueError(f"a mapping or a path is needed, not a {type(costs).__name__}")
                 learned.load(costs)
             except ValueError as error:
                 raise CardError(f"costs: {error}; give what runtime.costs() gave") from None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
 
-from omni_runtime import CardError, Overloaded, RequestError, Runtime, SimulatedExecutor
+from omni_runtime import CardError, CheckpointError, Overloaded, RequestError, Runtime, SimulatedExecutor, costs_file
 from omni_runtime.executors.simulated import Cost
 
 SPEAK = speak()
@@ -49,6 +50,7 @@ def test_a_wrong_wish_is_named(wrong: dict[str, object], names: str) -> None:
         ({"tenants": {"a": "much"}}, "tenants"),
         ({"max_waiting": -1}, "max_waiting"),
         ({"costs": {}}, "costs"),
+        ({"costs": 7}, "costs"),
         ({"costs": {"version": 2}}, "costs"),
         ({"costs": {"version": 1, "gap": 0.0, "models": {"a": {}}, "paces": {}}}, "costs"),
     ],
@@ -96,6 +98,17 @@ def test_what_was_learned_goes_on() -> None:
     assert model["mean"] == pytest.approx(0.004, rel=0.2)
     with simulated(costs=learned) as runtime:
         assert runtime.costs() == learned
+
+
+def test_what_was_learned_comes_from_a_file(tmp_path: Path) -> None:
+    with simulated() as runtime:
+        runtime.submit(SPEAK, messages="m", max_tokens=20).result()
+        learned = runtime.costs()
+    costs_file.write(tmp_path / "costs.json", learned)
+    with simulated(costs=tmp_path / "costs.json") as runtime:
+        assert runtime.costs() == json.loads(json.dumps(learned))
+    with pytest.raises(CheckpointError, match=r"nowhere.json"):
+        simulated(costs=str(tmp_path / "nowhere.json"))
 
 
 def test_promised_sound_waits_its_turn_and_is_whole() -> None:
