@@ -199,7 +199,7 @@ PLANTED = [
         "flow/walk.py",
         "step = self._as_asked(node, step)",
         "pass",
-        "promises.a_chunk_is_what_the_buffer_asks_for()",
+        "promises.a_chunk_is_what_the_buffer_asks_for('deadline')",
     ),
     Mutant(
         "what was played is ignored",
