@@ -15,7 +15,7 @@ LOOK = (
 
 def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[ExecBook]:
     """Executors that have all of these experts."""
-    return [ex for ex in executors.values() if all(e in ex.experts for e in experts)]
+    return [ex for ex in executors.values() if ex.experts.issuperset(experts)]
 
 
 def place(executors: dict[str, ExecBook], run: RunBook, expert: str) -> str | None:
