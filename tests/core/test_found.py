@@ -95,7 +95,7 @@ def test_an_innocent_beside_a_guilty_voice() -> None:
 
 @pytest.mark.parametrize("loop", ["low", "high"])
 def test_bind_fails_beside_another_loop_of_its_run(loop: str) -> None:
-    """The other loop's unit ran for a request that had ended. Which step shares a batch with it depends on the policy: some do."""
+    """The other loop's unit ran for a request that had ended. Which steps share a batch depends on the policy: some do."""
     for at in range(6):
         with curses():
             world = World(blocks=40)
