@@ -39,6 +39,11 @@ class TensorRef(Struct, frozen=True, array_like=True, gc=False):
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+def base(executor: str) -> str:
+    """The executor of which "cpu#2" is the second incarnation: "cpu". What it kept is gone with an incarnation."""
+    return executor.partition("#")[0]
+
+
 class UnitKind(Struct, frozen=True):
     """What never changes between the units of one loop of one run; one object per loop, so that a unit stays small."""
 
@@ -183,6 +188,7 @@ class RunBatch(Struct, frozen=True, array_like=True, tag="run"):
     expert: str
     op: str
     rows: list[Row]
+    brought: tuple[tuple[TensorRef, Any], ...] = ()  # copies of tensors that its rows read and the executor does not have
 
 
 class Release(Struct, frozen=True, array_like=True, tag="release"):
@@ -213,6 +219,7 @@ class StepResult(Struct, array_like=True):
     items: dict[str, Any] = {}  # host items by port: lists, or numpy arrays along whose first axis the items lie
     tensors: dict[str, tuple[TensorRef, ...]] = {}
     logprobs: TokenLogprob | None = None  # ar_decode: of the token drawn, if the request asked
+    copies: dict[str, tuple[Any, ...]] = {}  # by port: `tensors` as numpy arrays, for when the executor is gone
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):
@@ -243,10 +250,15 @@ class ExecutorUp(Struct, frozen=True, array_like=True, tag="up"):
 
 
 class ExecutorDown(Struct, frozen=True, array_like=True, tag="down"):
-    """An executor is gone, with everything that it kept."""
+    """An executor is gone, with everything that it kept.
+
+    `back`: it is being started again, and an `ExecutorUp` of its next incarnation follows; or, if that cannot be done, another
+    `ExecutorDown` without it.
+    """
 
     executor: str
     reason: str = "lost"
+    back: bool = False
 
 
 Report = Answer | Broken | ExecutorUp | ExecutorDown
@@ -274,6 +286,12 @@ class Submit(Struct, frozen=True):
 
 class Cancel(Struct, frozen=True):
     """The user wants no more of a run."""
+
+    run: int
+
+
+class Preempt(Struct, frozen=True):
+    """A run gives back the memory that it holds on executors, once its units in flight are back; then it goes on as before."""
 
     run: int
 
@@ -327,5 +345,5 @@ class End(Struct, frozen=True):
     retry_after: float = 0.0  # seconds; of a refusal that another try may escape
 
 
-Input = Submit | Cancel | Played | Report
+Input = Submit | Cancel | Preempt | Played | Report
 Command = RunBatch | Release | Drop | Chunk | OutputEnd | Waiting | End
