@@ -165,6 +165,10 @@ class SimulatedExecutor:
             for run, loop in message.slots:
                 self.slots.drop(run, loop)
             return None
+        with self.slots.bringing(message.brought):
+            return self._batch(message)
+
+    def _batch(self, message: RunBatch) -> Answer | Broken:
         results = []
         self.touched = []
         spec = self.specs[message.expert, message.op]
@@ -173,6 +177,10 @@ class SimulatedExecutor:
             try:
                 results.append(fake(row, self.slots) if fake else self._row(message.expert, spec, row))
                 verified(results[-1:], [row])
+                if results[-1].tensors:
+                    results[-1].copies = {
+                        port: tuple(self.slots.read(ref) for ref in refs) for port, refs in results[-1].tensors.items()
+                    }
             except Exception as error:
                 results = [result for result in results if type(result) is StepResult]
                 self.slots.release(tuple(ref for result in results for refs in result.tensors.values() for ref in refs))
@@ -235,7 +243,7 @@ class SimulatedExecutor:
         return StepResult(token, piece, {}, tensors, told)
 
     def _decode_audio(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
-        state = memory.state if p.start else (0, 5)
+        state = (p.start, 5) if p.fresh else memory.state
         assert state[0] == p.start, f"chunks out of order: {p.start} after {state[0]}"
         fold, samples = state[1], []
         assert len(p.frames) >= p.size
@@ -250,17 +258,22 @@ class SimulatedExecutor:
                     break
             fold = mix(fold, mix(repr(frame)))
             samples += [mix(fold, *ahead, i) % 2001 / 1000 - 1 for i in range(spec.hop)]
+            if spec.mark is not None and frame[spec.mark]:  # a segment is decoded alone
+                fold = 5
         memory.after = (p.start + p.size, fold)
         return StepResult(items={"samples": np.array(samples, np.float32)})
 
     def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
         step, latent = memory.state if p.step else (0, mix(p.draw.seed, p.draw.node))
+        if p.latent is not None:
+            step, latent = p.step, int(p.latent[0])
         assert step == p.step, f"step {p.step} after {step}"
         given = [self._value(ref) for slot in sorted(p.conditioning) for ref in p.conditioning[slot]]
         schedule = (p.step, p.steps, p.sigma, p.target, p.timestep, p.guidance_scale)
         latent = mix(latent, *schedule, *p.size, *given)
         memory.after = (p.step + 1, latent)
-        return StepResult(tensors={port: (self._keep(row, port, p.step, mix(latent, port)),) for port in p.keep})
+        tensors = {port: (self._keep(row, port, p.step, mix(latent, port)),) for port in p.keep}
+        return StepResult(items={"latent": np.array([latent], np.int64)} if p.save else {}, tensors=tensors)
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:
         values = [item for name in sorted(p.inputs) for item in p.inputs[name]]
