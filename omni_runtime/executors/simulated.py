@@ -165,26 +165,22 @@ class SimulatedExecutor:
             for run, loop in message.slots:
                 self.slots.drop(run, loop)
             return None
-        with self.slots.bringing(message.brought):
-            return self._batch(message)
+        try:
+            with self.slots.batch(message.brought):
+                return self._batch(message)
+        except Exception as error:
+            return Broken(self.name, message.batch, repr(error))
 
-    def _batch(self, message: RunBatch) -> Answer | Broken:
+    def _batch(self, message: RunBatch) -> Answer:
         results = []
         self.touched = []
         spec = self.specs[message.expert, message.op]
         fake = self.fakes.get((message.expert, message.op))
         for row in message.rows:
-            try:
-                results.append(fake(row, self.slots) if fake else self._row(message.expert, spec, row))
-                verified(results[-1:], [row])
-                if results[-1].tensors:
-                    results[-1].copies = {
-                        port: tuple(self.slots.read(ref) for ref in refs) for port, refs in results[-1].tensors.items()
-                    }
-            except Exception as error:
-                results = [result for result in results if type(result) is StepResult]
-                self.slots.release(tuple(ref for result in results for refs in result.tensors.values() for ref in refs))
-                return Broken(self.name, message.batch, repr(error))
+            result = fake(row, self.slots) if fake else self._row(message.expert, spec, row)
+            results += verified([result], [row])
+            if result.tensors:
+                result.copies = {port: tuple(self.slots.read(ref) for ref in refs) for port, refs in result.tensors.items()}
         for memory in self.touched:
             memory.state = memory.after
         self.calls[message.op] = self.calls.get(message.op, 0) + len(results)

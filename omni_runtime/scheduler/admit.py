@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from omni_runtime.orders import Admitted, Claim, Forget, Held, Refuse
+from omni_runtime.orders import Admitted, Claim, Fail, Forget, Held, Refuse
 from omni_runtime.scheduler.book import ExecBook, RunBook, Tenant
 from omni_runtime.scheduler.memory import Memory, Pool
 from omni_runtime.scheduler.supply import Supply
@@ -59,6 +60,17 @@ def _lacks(ex: ExecBook, run: RunBook, group: tuple[str, ...]) -> bool:
     )
 
 
+def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -> list[int]:
+    """Blocks that an executor's pools lack for the least that a run needs there, then for the most that it can use, expert by
+    expert: executors that are equal in all of them give it equal room, so which one it gets never shows in its answer."""
+    short = [0]
+    for expert in group:
+        total = ex.ledgers[expert].total
+        short[0] += max(0, sum(c.least for c in claims if c.expert == expert) - total)
+        short.append(max(0, sum(c.most for c in claims if c.expert == expert) - total))
+    return short
+
+
 def _rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
     """Blocks that a run may hold, by loop; or the sentence that says why it can never fit.
 
@@ -88,11 +100,13 @@ class Admission:
 
     Args:
         supply: which promises can be kept.
+        coming: whether an executor with an expert will be back.
         memory: gives blocks, and takes them from juniors of whoever is in front.
         most: promised runs that may wait; more are refused with the time after which to try again.
     """
 
-    def __init__(self, supply: Supply, memory: Memory, most: int = 64) -> None:
+    def __init__(self, supply: Supply, memory: Memory, coming: Callable[[str], bool], most: int = 64) -> None:
+        self.coming = coming
         self.waiting: dict[int, RunBook] = {}
         self.changed = False  # a run came, or memory was freed
         self.turn = 0.0  # of who was admitted last
@@ -157,7 +171,7 @@ class Admission:
             if needs is None:
                 continue
             if not blocked.isdisjoint(needs) or not all(
-                self.memory.room(pool, executors[pool[0]].ledgers[pool[1]], run, n, [], out) for pool, n in needs.items()
+                self.memory.room(pool, executors[pool[0]].ledgers[pool[1]], run, n, [], out, True) for pool, n in needs.items()
             ):
                 blocked.update(needs)
                 continue
@@ -171,7 +185,12 @@ class Admission:
             return True
         for claim in run.claims or ():
             if place(executors, run, claim.expert) is None:
-                run.stranded = True  # if none is to come, whoever saw the last one go ends the run
+                if self.coming(claim.expert):
+                    run.stranded = True
+                else:
+                    del self.waiting[run.id]
+                    run.doomed = True
+                    out.append(Fail(run.id, "lost", f"no executor has {claim.expert!r} with room for it"))
                 return False
         if run.granted is None:
             granted = _rooms(executors, run)
@@ -218,12 +237,12 @@ class Admission:
         run.admitted = True
         tenant = run.tenant
         tenant.admitted += 1
-        self.turn = max(tenant.turn, self.turn)
-        tenant.turn = self.turn + 1.0 / tenant.weight
         if run.promised:
             self.supply.streams[run.id] = run.promised
-        if not run.entered:
+        if not run.entered:  # whoever was sent away does not come in at the cost of another turn
             run.entered = True
+            self.turn = max(tenant.turn, self.turn)
+            tenant.turn = self.turn + 1.0 / tenant.weight
             out.append(Admitted(run.id, run.granted or {}))
 
     def _hold(self, run: RunBook, ahead: int, now: float, out: list[Any]) -> None:

@@ -22,7 +22,6 @@ def check(s: Scheduler) -> None:
                 assert not run.reserved or (run_id, loop) in ledger.reserved, f"run {run_id} was promised all"
             for other, n in s.memory.claims.get((ex.name, expert), {}).items():
                 assert s.runs[other.id] is other and n > 0 and not other.closing, f"run {other.id} claims and is gone"
-                assert n > ledger.spare or any(o is not other for o in s.memory.claims[ex.name, expert]), "a claim that is met"
         for batch, members in ex.flying.items():
             assert s.where[batch] is ex
             limits = s.limits[ex.groups[batch][:2]]
@@ -47,7 +46,9 @@ def check(s: Scheduler) -> None:
             if offer.parked:
                 pool = (offer.home or "", offer.unit.kind.expert)
                 assert offer in s.memory.parked[pool] and run in s.memory.claims[pool], "a parked offer that nobody wakes"
-                assert offer.live or pool in s.memory.moved, "a withdrawn offer claims memory"
+                assert offer.live, "a withdrawn offer claims memory"
+                ledger = s.executors[pool[0]].ledgers[pool[1]]
+                assert offer.need > s.memory.spare(pool, ledger, run), "parked beside what it needs"
             elif offer.live and offer.queued:
                 heap = s.queues.heaps[offer.home or ""][offer.unit.kind.group][run.tenant]
                 assert any(e[2] is offer and e[1] == offer.seq for e in heap), "a lost offer"
@@ -55,7 +56,7 @@ def check(s: Scheduler) -> None:
                 assert not run.admitted or run.stranded, f"{offer.unit.loop} of run {run.id} is in no queue"
     assert s.admission.held.keys() <= s.admission.waiting.keys(), "a promise to somebody who is gone"
     for run_id in s.supply.streams:
-        assert s.runs[run_id].admitted and s.runs[run_id].promised, f"run {run_id} was promised nothing"
+        assert s.runs[run_id].entered and s.runs[run_id].promised, f"run {run_id} was promised nothing"
     for tenant in s.tenants.values():
         mine = [run for run in s.runs.values() if run.tenant is tenant]
         assert tenant.alive == len(mine) and tenant.admitted == sum(run.admitted for run in mine), f"runs of {tenant.name!r}"

@@ -78,8 +78,11 @@ class Memory:
         offer.held += n
         offer.cover = (offer.held - kind.fixed) * kind.block if kind.block else 1 << 62
 
-    def room(self, pool: Pool, ledger: Ledger, run: RunBook, n: int, picked: list[Offer], out: list[Any]) -> bool:
-        """Whether n blocks are there for a run, after taking from its juniors what is missing.
+    def room(
+        self, pool: Pool, ledger: Ledger, run: RunBook, n: int, picked: list[Offer], out: list[Any], door: bool = False
+    ) -> bool:
+        """Whether n blocks are there for a run, after taking from its juniors what is missing; at the door, from those of its own
+        tenant only: tenants take turns there.
 
         Nobody is evicted if that would still not be enough. Where somebody must leave first, the run holds a claim.
         """
@@ -93,6 +96,8 @@ class Memory:
         lacks -= sum(blocks for holder, blocks in holders.items() if holder.closing or holder.doomed or holder.leaving)
         victims = []
         juniors = [h for h in holders if not (h.closing or h.doomed or h.leaving or h.reserved) and _junior(h, run)]
+        if door:
+            juniors = [h for h in juniors if h.tenant is run.tenant]
         for victim in sorted(juniors, key=_rank, reverse=True):
             if lacks <= 0:
                 break
@@ -102,13 +107,20 @@ class Memory:
             return False
         for victim in victims:
             if victim.flying or any(offer.run is victim for offer in picked):
-                victim.leaving = "memory"
+                self.dismiss(victim, "memory")
             else:
                 self.evict(victim, "memory", out)
         if n <= self.spare(pool, ledger, run):
             return True
         self.claims.setdefault(pool, {})[run] = n
         return False
+
+    def dismiss(self, run: RunBook, why: str) -> None:
+        """A run that has units in flight is to leave: it begins nothing more."""
+        run.leaving = why
+        self.forget(run)
+        for offer in run.offers.values():
+            offer.live = False
 
     def seniors(self, ledger: Ledger, run: RunBook) -> int:
         """Loops of a run's seniors that hold blocks and may want more."""

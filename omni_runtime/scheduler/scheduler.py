@@ -72,7 +72,7 @@ class Scheduler:
         self.awaited: dict[str, frozenset[str]] = {}  # executors that will be back, by their base name: what they host
         self.supply = Supply(self.costs, {key: (op.units, op.size) for key, op in limits.items()})
         self.memory = Memory(self.runs, self._evict)
-        self.admission = Admission(self.supply, self.memory)
+        self.admission = Admission(self.supply, self.memory, self._coming)
         self.queues = Queues()
         self.seq = 0
         self.batches = 0
@@ -86,6 +86,7 @@ class Scheduler:
             HANDLERS[type(event)](self, event, out)
         while True:
             if self.memory.moved:
+                self.admission.changed = True
                 for offer in self.memory.wake():
                     self.seq += 1
                     offer.seq = self.seq  # what lies in a queue of its old date is void
@@ -144,9 +145,9 @@ class Scheduler:
         if offer is None:
             offer = run.offers[unit.loop] = Offer(run, unit)
         offer.unit = unit
-        if run.solo and unit.at > run.solo.get(unit.loop, 1 << 62):  # past the step that failed
+        if unit.at > run.solo.get(unit.loop, 1 << 62):  # past the step that failed
             del run.solo[unit.loop]
-        if run.deaths and unit.at > run.deaths.get(unit.loop, NOBODY)[2]:
+        if run.deaths and unit.loop in run.deaths and unit.at > run.deaths[unit.loop][2]:
             del run.deaths[unit.loop]
         if offer.live:  # it grew while it waited: it keeps its place
             return
@@ -219,7 +220,7 @@ class Scheduler:
         if run is None or run.closing or run.doomed or run.stale or run.leaving or not run.rebuilds:
             return
         if run.flying:
-            run.leaving = "preempted"
+            self.memory.dismiss(run, "preempted")
         else:
             self._evict(run, "preempted", out)
 
@@ -257,6 +258,10 @@ class Scheduler:
         assert event.executor not in self.executors, f"executor {event.executor!r} is up twice; a restarted one needs a new name"
         self.executors[event.executor] = ExecBook(event)
         self.awaited.pop(base(event.executor), None)
+        self._place_again(out)
+
+    def _place_again(self, out: list[Instruction]) -> None:
+        """An executor has come that runs may have waited for, or none will."""
         self.admission.changed = True
         for run in [run for run in self.runs.values() if run.stranded]:
             run.stranded = False
@@ -269,8 +274,8 @@ class Scheduler:
         name = event.executor
         ex = self.executors.get(name)
         if ex is None:
-            if self.awaited.pop(base(name), None) is not None and not event.back:
-                self._give_up(f"executor {name!r} is gone for good: {event.reason}", out)
+            if not event.back and self.awaited.pop(base(name), None) is not None:
+                self._place_again(out)
             return
         if event.back:
             self.awaited[base(name)] = ex.experts
@@ -331,15 +336,6 @@ class Scheduler:
     def _coming(self, expert: str) -> bool:
         """Whether an executor that hosts an expert will be back."""
         return any(expert in experts for experts in self.awaited.values())
-
-    def _give_up(self, why: str, out: list[Instruction]) -> None:
-        """Whoever waits for an executor that will not come ends."""
-        for run in list(self.runs.values()):
-            if run.closing or run.doomed:
-                continue
-            experts = [expert for expert in run.together if expert not in run.homes]
-            if any(not hosts(self.executors, (expert,)) and not self._coming(expert) for expert in experts):
-                self._fail(run, "lost", why, out)
 
     # -- Giving back
 
