@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_runtime.errors import CheckpointError, RequestError
@@ -105,7 +106,9 @@ class SD3Denoiser:
             after_CYX = pair[0].clone()
             slots.state(one.row, Trajectory).move(one.step.step, one.latent_CYX, after_CYX)
             kept = {port: after_CYX if port == "latent" else pair[1].clone() for port in one.step.keep}
-            results.append(StepResult(tensors={port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()}))
+            saved = {"latent": after_CYX.cpu().numpy()} if one.step.save else {}
+            named = {port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()}
+            results.append(StepResult(items=saved, tensors=named))
         return results
 
     def _ready(self, row: Row, slots: Slots) -> _Ready:
@@ -117,6 +120,9 @@ class SD3Denoiser:
         branches = [self._conditioning(row, step, GIVEN, slots)]
         if step.guidance_scale > 1.0:
             branches.append(self._conditioning(row, step, AGAINST, slots))
+        if step.latent is not None:
+            latent_CYX = torch.from_numpy(np.array(step.latent, np.float32)).to(self.model.device)
+            return _Ready(row, step, latent_CYX, tuple(branches))
         latent_CYX = slots.state(row, Trajectory).at(step.step)
         if latent_CYX is None:
             channels, height, width = step.size

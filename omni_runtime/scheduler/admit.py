@@ -186,7 +186,7 @@ class Admission:
         for claim in run.claims or ():
             if place(executors, run, claim.expert) is None:
                 if self.coming(claim.expert):
-                    run.stranded = True
+                    self.memory.strand(run)
                 else:
                     del self.waiting[run.id]
                     run.doomed = True

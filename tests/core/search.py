@@ -7,9 +7,10 @@ import sys
 import traceback
 from typing import Any
 
+from asks import DECLARED, Ask, Wish
 from curse import HARM, Curse, curses
-from stage import HOSTS
-from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
+from stage import CHOICES, HOSTS, PROGRAMS
+from world import World
 
 from omni_runtime.scheduler.policy import POLICIES
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from stage import PROGRAMS
 from watch import Watch, say
-from world import PROGRAMS
 
 from omni_runtime.card import OpLimits
 from omni_runtime.executors.simulated import Cost

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from asks import DECLARED, Ask, Wish
 from curse import HARM, Curse, curses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import BUSY, POOLS, PRIORITIES, SOON, STOPS, play
-from stage import HOSTS
-from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
+from stage import CHOICES, HOSTS, PROGRAMS
+from world import World
 
 from omni_runtime.scheduler.policy import POLICIES
 
