@@ -177,6 +177,7 @@ class Admission:
                 continue
             self._enter(executors, run, out)
             admitted.append(run)
+        self.changed = self.changed or bool(admitted)  # turns have moved: another tenant may be in front
         return admitted
 
     def _placed(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
@@ -243,7 +244,7 @@ class Admission:
             run.entered = True
             self.turn = max(tenant.turn, self.turn)
             tenant.turn = self.turn + 1.0 / tenant.weight
-            out.append(Admitted(run.id, run.granted or {}))
+        out.append(Admitted(run.id, run.granted or {}))
 
     def _hold(self, run: RunBook, ahead: int, now: float, out: list[Any]) -> None:
         """A promised run must wait: it is told how long, or refused where that is longer than it can use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_runtime.orders import Evict, Fail, Finish, Forget, Instruction, Preempted, Rebuilt
+from omni_runtime.orders import Evict, Fail, Finish, Forget, Instruction, Parked, Preempted, Rebuilt
 from omni_runtime.scheduler.admit import Admission, place
 from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
 from omni_runtime.scheduler.fill import Queues
@@ -43,6 +43,7 @@ class Holdings:
             if offer.home is None:
                 if self._coming(expert):
                     self.memory.strand(offer.run)
+                    out.append(Parked(offer.run.id, offer.unit.loop))
                     self.admission.changed = True
                 else:
                     self._fail(offer.run, "lost", f"no executor hosts {expert!r} any more, or with pools too small for it", out)

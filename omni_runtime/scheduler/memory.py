@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from omni_runtime.orders import Forget
+from omni_runtime.orders import Forget, Parked
 from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
 from omni_runtime.scheduler.ledger import Ledger
 
@@ -54,6 +54,7 @@ class Memory:
         self.claims.setdefault(pool, {})[run] = n
         self.parked.setdefault(pool, {})[offer] = None
         offer.parked = True
+        out.append(Parked(run.id, offer.unit.loop))
         return False
 
     def extra(self, ex: ExecBook, offer: Offer, n: int) -> int:
