@@ -162,11 +162,11 @@ class Core:
         for run in self.flow.runs.values():
             assert run.id in self.scheduler.runs, f"run {run.id} has no book"
         if not self.scheduler.where:  # nothing is in flight: whoever is alive waits for an executor that will be back
-            books_of = self.scheduler.runs
-            stranded = any(books_of[run].stranded for run in self.scheduler.supply.streams)
-            for run in self.flow.runs:  # or for those that do so to play, which was promised to them
-                waits = books_of[run].stranded or (stranded and run in self.scheduler.admission.held)
-                assert waits and self.scheduler.awaited, f"nothing runs: {self.story(run)}"
+            scheduler = self.scheduler
+            stranded = any(scheduler.runs[number].stranded for number in scheduler.supply.streams)
+            for number in self.flow.runs:  # or for those that do so to play, which was promised to them
+                waits = scheduler.runs[number].stranded or (stranded and number in scheduler.admission.held)
+                assert waits and scheduler.awaited, f"nothing runs: {self.story(number)}"
 
     def check_idle(self) -> None:
         """Raises AssertionError unless nothing is alive and every book is at its baseline."""

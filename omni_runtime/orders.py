@@ -146,7 +146,8 @@ class Dispatch(Struct, frozen=True):
 
 
 class Admitted(Struct, frozen=True):
-    """The run is let in, perhaps again. It may hold this many blocks, by loop. Depends on the size of the pools only, never on who else is there."""
+    """The run is let in, perhaps again. It may hold this many blocks, by loop, which depends on the size of the pools only, never
+    on who else is there."""
 
     run: int
     blocks: dict[str, int]

@@ -23,7 +23,7 @@ from omni_runtime.experts.philox_noise import normal_noise
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.kernels import guided_euler
-from omni_runtime.work import DenoiseStep, Row, StepResult
+from omni_runtime.work import DenoiseStep, Row, StepResult, TensorRef
 
 GIVEN = ("embeds", "pooled")  # slots of every row
 AGAINST = ("negative_embeds", "negative_pooled")  # slots that guided rows also have
@@ -107,7 +107,9 @@ class SD3Denoiser:
             slots.state(one.row, Trajectory).move(one.step.step, one.latent_CYX, after_CYX)
             kept = {port: after_CYX if port == "latent" else pair[1].clone() for port in one.step.keep}
             saved = {"latent": after_CYX.cpu().numpy()} if one.step.save else {}
-            named = {port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()}
+            named: dict[str, tuple[TensorRef, ...]] = {
+                port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()
+            }
             results.append(StepResult(items=saved, tensors=named))
         return results
 
@@ -121,8 +123,8 @@ class SD3Denoiser:
         if step.guidance_scale > 1.0:
             branches.append(self._conditioning(row, step, AGAINST, slots))
         if step.latent is not None:
-            latent_CYX = torch.from_numpy(np.array(step.latent, np.float32)).to(self.model.device)
-            return _Ready(row, step, latent_CYX, tuple(branches))
+            given_CYX = torch.from_numpy(np.array(step.latent, np.float32)).to(self.model.device)
+            return _Ready(row, step, given_CYX, tuple(branches))
         latent_CYX = slots.state(row, Trajectory).at(step.step)
         if latent_CYX is None:
             channels, height, width = step.size

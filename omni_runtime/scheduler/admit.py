@@ -101,12 +101,15 @@ class Admission:
     Args:
         supply: which promises can be kept.
         coming: whether an executor with an expert will be back.
+        nowhere: a sentence for when none will.
         memory: gives blocks, and takes them from juniors of whoever is in front.
         most: promised runs that may wait; more are refused with the time after which to try again.
     """
 
-    def __init__(self, supply: Supply, memory: Memory, coming: Callable[[str], bool], most: int = 64) -> None:
-        self.coming = coming
+    def __init__(
+        self, supply: Supply, memory: Memory, coming: Callable[[str], bool], nowhere: Callable[[str], str], most: int = 64
+    ) -> None:
+        self.coming, self.nowhere = coming, nowhere
         self.waiting: dict[int, RunBook] = {}
         self.changed = False  # a run came, or memory was freed
         self.turn = 0.0  # of who was admitted last
@@ -191,7 +194,7 @@ class Admission:
                 else:
                     del self.waiting[run.id]
                     run.doomed = True
-                    out.append(Fail(run.id, "lost", f"no executor has {claim.expert!r} with room for it"))
+                    out.append(Fail(run.id, "lost", self.nowhere(claim.expert)))
                 return False
         if run.granted is None:
             granted = _rooms(executors, run)

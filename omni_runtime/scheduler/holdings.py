@@ -23,6 +23,7 @@ class Holdings:
     runs: dict[int, RunBook]
     executors: dict[str, ExecBook]
     awaited: dict[str, frozenset[str]]
+    gone: dict[str, str]
     where: dict[int, ExecBook]
     billed: dict[int, float]
     queues: Queues
@@ -46,7 +47,7 @@ class Holdings:
                     out.append(Parked(offer.run.id, offer.unit.loop))
                     self.admission.changed = True
                 else:
-                    self._fail(offer.run, "lost", f"no executor hosts {expert!r} any more, or with pools too small for it", out)
+                    self._fail(offer.run, "lost", self._nowhere(expert), out)
                 return
         ex = self.executors[offer.home]
         tenant = offer.run.tenant
@@ -79,6 +80,13 @@ class Holdings:
         return any(expert in experts for experts in self.awaited.values())
 
     # -- Giving back
+
+    def _nowhere(self, expert: str) -> str:
+        """Why an expert cannot run."""
+        hosted = [ex.name for ex in self.executors.values() if expert in ex.experts]
+        if hosted:
+            return f"the pools of {expert!r} on {', '.join(hosted)} are too small for what was granted: {self.gone[expert]}"
+        return f"no executor hosts {expert!r} any more: {self.gone[expert]}"
 
     def _back(self, run: RunBook, out: list[Instruction]) -> None:
         """A unit is back: if it was the last one, what waits for that is done."""
@@ -220,7 +228,8 @@ class Holdings:
         name = event.executor
         ex = self.executors.get(name)
         if ex is None:
-            if not event.back and self.awaited.pop(base(name), None) is not None:
+            if not event.back and (experts := self.awaited.pop(base(name), None)) is not None:
+                self.gone.update(dict.fromkeys(experts, f"executor {name!r} is gone: {event.reason}"))
                 self._place_again(out)
             return
         if event.back:
@@ -233,6 +242,7 @@ class Holdings:
         self.memory.lose(name)
         self.policy.lose(name)
         why = f"executor {name!r} is gone: {event.reason}"
+        self.gone.update(dict.fromkeys(ex.experts, why))
         for run in list(self.runs.values()):
             lost = [expert for expert, home in run.homes.items() if home == name]
             if not lost:

@@ -64,9 +64,10 @@ class Scheduler(Holdings):
         self.runs: dict[int, RunBook] = {}
         self.executors: dict[str, ExecBook] = {}
         self.awaited: dict[str, frozenset[str]] = {}  # executors that will be back, by their base name: what they host
+        self.gone: dict[str, str] = {}  # expert -> how the last executor that hosted it went
         self.supply = Supply(self.costs, {key: (op.units, op.size) for key, op in limits.items()})
         self.memory = Memory(self.runs, self._evict)
-        self.admission = Admission(self.supply, self.memory, self._coming)
+        self.admission = Admission(self.supply, self.memory, self._coming, self._nowhere)
         self.queues = Queues()
         self.seq = 0
         self.batches = 0
