@@ -6,6 +6,7 @@
     ├── RequestError       (ValueError)  a request with a wrong field; raised by `submit` itself
     ├── CheckpointError    (ValueError)  a weight file that is missing, damaged or of another shape
     ├── ResultError        (ValueError)  what an op gave back cannot be read
+    ├── LoadError                        a worker process died, or took too long, before it could serve
     ├── MissingExtra       (ImportError) a package of an extra is not installed
     ├── RequestRefused                   nothing of the request ran
     │   ├── RequestTooLarge              it can never fit: says need and capacity
@@ -53,6 +54,10 @@ class CheckpointWarning(UserWarning):
 
 class ResultError(OmniError, ValueError):
     """What an op gave back is not what its port promises."""
+
+
+class LoadError(OmniError):
+    """An executor could not be started: its process died while it loaded, or took too long."""
 
 
 class MissingExtra(OmniError, ImportError):
