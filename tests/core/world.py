@@ -19,6 +19,8 @@ from omni_runtime.request import resolve
 from omni_runtime.sim import SimHandle, Simulation
 from omni_runtime.work import (
     Answer,
+    ArStep,
+    AudioStep,
     Broken,
     Cancel,
     Command,
@@ -27,7 +29,9 @@ from omni_runtime.work import (
     End,
     ExecutorDown,
     Input,
+    Payload,
     Played,
+    Preempt,
     Row,
     RunBatch,
     StepResult,
@@ -95,7 +99,11 @@ class World(Simulation):
         self.asked: dict[int, tuple[Ask, Curse | None]] = {}
         self.cancelled: set[int] = set()
         self.unserved: set[int] = set()  # no executor hosted them when they came
-        self.bereaved: set[int] = set()  # alive when an executor went
+        self.kept: dict[tuple[int, str], str] = {}  # (run, loop) -> executor that keeps something for it
+        self.again: dict[tuple[int, str], int] = {}  # loops that must begin again -> how far they were
+        self.began: dict[tuple[int, str], int] = {}  # where they did
+        self.coming: dict[str, tuple[Breakable, int]] = {}  # executors that are to be back, and their next number
+        self.bereft: set[int] = set()  # ended as lost, and rightly
         self.crowded: set[int] = set()  # came when too many were alive
         self.wronged: set[int] = set()  # a unit of theirs, alone, was answered with a wrong number of results
         self.late: list[RunBatch] = []  # batches that their executor took with it
@@ -121,6 +129,7 @@ class World(Simulation):
         elif isinstance(command, Drop):
             for slot in command.slots:
                 assert slot not in self.flight, f"S8: {slot} is dropped with a unit in flight"
+                self._gone(slot)
                 for (executor, _), table in self.tables.items():
                     if executor == command.executor:
                         for block in [b for b, owner in table.items() if owner == slot]:
@@ -132,9 +141,19 @@ class World(Simulation):
             assert command.run not in self.begun, f"S13: run {command.run} has begun, and {command}"
             assert self.wishes[command.run].promised, f"S13: run {command.run} was promised nothing"
             told.append(command.seconds)
-        elif isinstance(command, End) and (book := self.core.scheduler.runs.get(command.run)) is not None and book.flying:
+        elif isinstance(command, End) and command.reason == "lost":
+            self._saw_lost(command)
+        if isinstance(command, End) and (book := self.core.scheduler.runs.get(command.run)) is not None and book.flying:
             self.split.add(command.run)
         super()._carry_out(command)
+
+    def _saw_lost(self, end: End) -> None:
+        """A run may be lost only if an expert of it is nowhere and will not be."""
+        experts = {step.expert for step in self.core.flow.runs[end.run].plan.steps} if end.run in self.core.flow.runs else set()
+        there = {expert for ex in self.executors.values() for expert in ex.up.experts}
+        there |= {expert for old, _ in self.coming.values() for expert in old.up.experts}
+        assert not experts or experts - there, f"S15: run {end.run} is lost beside {sorted(there)}: {end.detail}"
+        self.bereft.add(end.run)
 
     def _saw_batch(self, batch: RunBatch) -> None:
         executor = self.executors.get(batch.executor)
@@ -158,18 +177,33 @@ class World(Simulation):
             self.flight[slot] = batch.batch
             start, size = place(row.payload)
             done = self.progress.get(slot, 0) if row.fork is None else row.fork.length
-            assert start == done, f"S2: {slot} goes on at {start}, not at {done}"
-            assert row.fork is None or slot not in self.progress, f"S2: {slot} begins twice"
+            if slot in self.again:
+                assert row.fork is not None or again(row.payload), f"S2: {slot} cannot begin again at {start}: {row.payload}"
+                assert row.fork is not None or start <= self.again[slot], f"S2: {slot} begins again at {start}, it was at {self.again[slot]}"
+                self.began[slot] = start
+            else:
+                assert start == done, f"S2: {slot} goes on at {start}, not at {done}"
+                assert row.fork is None or slot not in self.progress, f"S2: {slot} begins twice"
+            self.kept[slot] = batch.executor
             assert size <= row.size, f"S2: {slot} does {size}, {row.size} were granted"
             for block in row.blocks:
                 assert 0 <= block < self.blocks, f"S6: block {block} of {self.blocks}"
                 assert table.setdefault(block, slot) == slot, f"S6: block {block} belongs to {table[block]} and to {slot}"
 
+    def _gone(self, slot: tuple[int, str]) -> None:
+        """What an executor kept for a loop is gone: the loop has to begin again, unless it is a call, of which nothing is kept."""
+        if self.kept.pop(slot, None) is not None and slot in self.progress and slot[1].partition("#")[0] not in CALLS:
+            self.again[slot] = max(self.again.get(slot, 0), self.progress[slot])
+
     # -- What may happen: each gives the inputs of one event
 
     def host(self, experts: tuple[str, ...] | None, slots: int) -> list[Input]:
         self.born += 1
-        executor = Breakable(f"x{self.born}", *CARDS, experts=experts, blocks=self.blocks, slots=slots, reuse=self.reuse)
+        return self._start(f"x{self.born}", experts, slots)
+
+    def _start(self, name: str, experts: tuple[str, ...] | None, slots: int) -> list[Input]:
+        executor = Breakable(name, *CARDS, experts=experts, blocks=self.blocks, slots=slots, reuse=self.reuse)
+        executor.hosted = experts
         executor.costs = {key: Cost(fixed=self.seconds, per_size=self.seconds / 10) for key in LIMITS}
         self.executors[executor.name] = executor
         self.mail[executor.name] = deque()
@@ -186,7 +220,9 @@ class World(Simulation):
         self.asked[run] = (ask, curse)
         if curse:
             CURSES[run] = curse
-        if not all(any(set(g) <= set(ex.up.experts) for ex in self.executors.values()) for g in submit.plan.together):
+        there = {expert for ex in self.executors.values() for expert in ex.up.experts}
+        there |= {expert for old, _ in self.coming.values() for expert in old.up.experts}
+        if not {step.expert for step in submit.plan.steps} <= there:
             self.unserved.add(run)
         others = (self.alive | set(self.core.scheduler.runs)) - {run}
         mine = sum(self.wishes[other].tenant == wish.tenant for other in others)
@@ -233,18 +269,18 @@ class World(Simulation):
             if isinstance(report, Answer) and not wrong:
                 start, size = place(row.payload)
                 self.progress[slot] = start + size
+                self.again.pop(slot, None)
                 self.counts[slot] = self.counts.get(slot, 0) + 1
         self.echo = [*self.echo[-5:], report]
         return [report]
 
-    def lose(self, nth: int) -> list[Input]:
+    def lose(self, nth: int, back: bool = False) -> list[Input]:
         """An executor is gone; what lies in its mail will not run, or will be answered too late."""
         if not self.executors:
             return []
         name = sorted(self.executors)[nth % len(self.executors)]
-        del self.executors[name]
+        executor = self.executors.pop(name)
         self.finish.pop(name, None)
-        self.bereaved |= self.alive
         for message in self.mail.pop(name):
             if isinstance(message, RunBatch):
                 self.late.append(message)
@@ -252,7 +288,24 @@ class World(Simulation):
                     del self.flight[row.run, row.loop]
         for pool in [p for p in self.tables if p[0] == name]:
             del self.tables[pool]
-        return [ExecutorDown(name)]
+        for slot in [slot for slot, home in self.kept.items() if home == name]:
+            self._gone(slot)
+        if back and name.partition("#")[0] not in self.coming:
+            self.coming[name.partition("#")[0]] = (executor, int(name.partition("#")[2] or 1) + 1)
+        return [ExecutorDown(name, back=back)]
+
+    def restart(self, nth: int, well: bool) -> list[Input]:
+        """An executor that was to be back is; or will never be."""
+        if not self.coming:
+            return []
+        name = sorted(self.coming)[nth % len(self.coming)]
+        old, number = self.coming.pop(name)
+        if not well:
+            return [ExecutorDown(f"{name}#{number}", "it does not start")]
+        return self._start(f"{name}#{number}", old.hosted, old.up.slots)
+
+    def preempt(self, run: int) -> list[Input]:
+        return [Preempt(run)]
 
     def answer_late(self, nth: int, broken: bool) -> list[Input]:
         if not self.late:
@@ -281,10 +334,12 @@ class World(Simulation):
             run.id for run in flow.runs.values() if not run.ended
         }, "who is alive"
         assert {(node.run.id, node.name) for _, rows in flow.flying.values() for node, _ in rows} == self.flight.keys(), "S11"
-        books = self.core.scheduler.runs.values()
+        books = [run for run in self.core.scheduler.runs.values() if not run.leaving]
         offers = {(run.id, loop): offer.unit for run in books for loop, offer in run.offers.items() if offer.live}
         nodes = {(run.id, node.name): node for run in flow.runs.values() if not run.ended for node in run.nodes.values()}
-        assert offers == {slot: node.unit for slot, node in nodes.items() if node.offered}, "S11: what is on offer"
+        leaving = {run.id for run in self.core.scheduler.runs.values() if run.leaving}
+        told = {slot: node.unit for slot, node in nodes.items() if node.offered and slot[0] not in leaving}
+        assert offers == told, "S11: what is on offer"
         assert not any(node.offered and node.held_back() for node in nodes.values()), "S7: a throttled loop is on offer"
         for executor in self.core.scheduler.executors.values():
             for ledger in executor.ledgers.values():
@@ -294,6 +349,8 @@ class World(Simulation):
 
     def drain(self) -> None:
         """Heals the world and demands that everybody ends as it must."""
+        while self.coming:
+            self.turn(self.restart(0, True))
         self.turn(self.host(None, 1))
         budget = 4_000
         while self.flight:
@@ -344,7 +401,7 @@ class World(Simulation):
         assert reason != "overloaded" or run in self.crowded or impatient, f"there was room; {tell}"
         assert reason != "too_slow" or (wish.promised and run not in self.begun and not handle.chunks), f"{wish} {tell}"
         assert reason != "done" or not waited or waited[-1] is None, f"S13: it still waits; {tell}"
-        assert reason != "lost" or run in self.unserved | self.bereaved, f"nothing was lost; {tell}"
+        assert reason != "lost" or run in self.bereft, f"nothing was lost; {tell}"
         assert run not in self.unserved or reason != "done" or not any(alone.shown.values()), f"nobody hosted it; {tell}"
 
 
@@ -398,6 +455,18 @@ def solo(ask: Ask, blocks: int) -> Alone:
     assert handle.end is not None
     shown = {step.name: world.progress.get((1, step.name), 0) for step in plan.steps if step.outputs}
     return Alone(handle.end.reason, handle.chunks, {o: s.finish for o, s in handle.ends.items()}, shown)
+
+
+CALLS = {"tokenize", "encode", "utter", "listen", "image", "glimpse", "split"}
+
+
+def again(payload: Payload) -> bool:
+    """Whether a loop can begin with a step, knowing nothing but what the step says."""
+    if isinstance(payload, AudioStep):
+        return payload.fresh
+    if isinstance(payload, DenoiseStep):
+        return payload.step == 0 or payload.latent is not None
+    return isinstance(payload, ArStep) and payload.start == 0
 
 
 def _key(row: Row) -> Any:
