@@ -34,6 +34,7 @@ from omni_runtime.work import (
 T = TypeVar("T")
 News = Chunk | OutputEnd | Waiting | End
 CLOSED = "the runtime was closed; make a new one"
+NEVER = float("inf")
 STOP_S = 30.0  # seconds that closing waits for the batches that run
 
 
@@ -204,18 +205,18 @@ class Engine:
 
     def _serve(self) -> None:
         inbox, core, clock = self._inbox, self._core, self._clock
-        ends = stops = float("inf")  # when the runs that are alive are ended; when nobody is waited for any more
+        ends = stops = NEVER  # when the runs that are alive are ended; when nobody is waited for any more
         look: float | None = None
-        while not (ends < float("inf") and not core.flow.runs):
+        while not (ends < NEVER and not core.flow.runs):
             items: list[Input] = []
-            for item in self._taken(min(ends, stops, look or float("inf"))):
+            for item in self._taken(min(ends if stops == NEVER else stops, NEVER if look is None else look)):
                 if isinstance(item, Stop):
                     ends = min(ends, clock() + item.grace_s)
                 elif isinstance(item, Question):
                     item.answer(item.ask())
                 else:
                     items.append(item)
-            if ends <= clock() and stops == float("inf"):
+            if ends <= clock() and stops == NEVER:
                 stops = clock() + self._stop_s
                 items += [Cancel(run) for run in self._sinks]
                 self._tell_all(CLOSED)
@@ -223,7 +224,7 @@ class Engine:
                 self._carry_out(command)
             for name, sentence in core.overdue(clock()):
                 self._lose(name, sentence)
-            look = core.next_look(clock())
+            look = core.next_look()
             if stops <= clock():
                 for executor in self._executors.values():
                     self._lose(executor.name, "the runtime was closed")
@@ -233,7 +234,7 @@ class Engine:
         """All that is in the inbox, once there is anything, or nothing at that time: one plan is made for all of it."""
         inbox = self._inbox
         try:
-            first = inbox.get(timeout=max(0.0, until - self._clock())) if until < float("inf") else inbox.get()
+            first = inbox.get(timeout=max(0.0, until - self._clock())) if until < NEVER else inbox.get()
         except Empty:
             return []
         return [first, *(inbox.get() for _ in range(inbox.qsize()))]
@@ -252,7 +253,9 @@ class Engine:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, RunBatch | Release | Drop):
             executor = self._executors.get(base(command.executor))
-            if executor is not None and executor.name == command.executor:  # else it is gone, and its successor knows nothing of this
+            if (
+                executor is not None and executor.name == command.executor
+            ):  # else it is gone, and its successor knows nothing of this
                 executor.send(command)
             return
         sink = self._sinks.get(command.run)

@@ -14,7 +14,7 @@
     │   └── Overloaded                   too many requests wait: try again
     ├── RequestFailed                    a unit of the request failed alone; what it gave before stays valid
     │   └── ExecutorLost                 the executor that held its state is gone
-    ├── RequestCancelled                 ended by `handle.cancel()` or by closing the runtime
+    ├── RequestCancelled                 ended by `handle.cancel()`
     └── EngineStopped                    the runtime was closed, or its core broke (a bug of ours: the story is in the text)
 
 A message names the field, the value and the remedy. Errors hold text only: an exception kept for a report must not keep
@@ -103,7 +103,9 @@ class RequestCancelled(OmniError):
 
 
 class EngineStopped(OmniError):
-    """The engine no longer takes or serves requests."""
+    """The engine no longer takes or serves requests. `partial` holds what a request that was alive had been given."""
+
+    partial: Any = None
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-import omni_runtime
 from omni_runtime.errors import LoadError, MissingExtra
 from omni_runtime.executors.codec import Wire
 from omni_runtime.executors.ring import Ring
@@ -72,22 +72,22 @@ class Child:
         self._half = ""
         self._exit = -1  # without pidfds the lifeline tells of its end
         self._open: list[int] = []
-        self._folder = tempfile.mkdtemp(prefix="omni-")  # 0700
+        self._folder = os.path.join(tempfile.gettempdir(), f"omni-{secrets.token_hex(8)}")
         self._context = self.zmq.Context(1)
         self._life, theirs = socket.socketpair()
         self.process: subprocess.Popen[bytes] | None = None
         try:
-            self._to = self._socket(self.zmq.PUSH, "to")
-            self._back = self._socket(self.zmq.PULL, "back")
             rings = [self._keep(fd) for fd in (Ring.new(), Ring.new()) if fd is not None]
             self.wire = Wire(Ring(rings[0]), Ring(rings[1])) if rings else Wire()
             boot = Boot([str(entry) for entry in sys.path], self._folder, os.getpid(), rings or None)
-            self._life.sendall(msgspec.json.encode(boot) + b"\n")  # first: a worker whose parent has died since knows what to clean
+            self._life.sendall(
+                msgspec.json.encode(boot) + b"\n"
+            )  # first: a worker whose parent has died since knows what to clean
             self._life.setblocking(False)
             self._out, printing = os.pipe()
             self._keep(self._out)
             os.set_blocking(self._out, False)
-            root = str(Path(omni_runtime.__file__).resolve().parent.parent)
+            root = str(Path(__file__).resolve().parents[2])
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", BOOT, str(theirs.fileno()), root, f"omni worker {name}"],
@@ -99,6 +99,9 @@ class Child:
                 )
             finally:
                 os.close(printing)
+            os.mkdir(self._folder, 0o700)
+            self._to = self._socket(self.zmq.PUSH, "to")
+            self._back = self._socket(self.zmq.PULL, "back")
             self._poller = self.zmq.Poller()
             watched = [wake, self._life.fileno(), self._out]
             if hasattr(os, "pidfd_open"):

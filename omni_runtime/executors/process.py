@@ -215,9 +215,7 @@ class ProcessExecutor:
         """Passes on what a worker says until it is gone; returns whether it answered anything."""
         with self._lock:
             self._child = child
-            self.up = ExecutorUp(
-                f"{base(self.name)}#{number}", self.up.experts, self.up.pools, self.up.slots, self.up.reuse
-            )
+            self.up = ExecutorUp(f"{base(self.name)}#{number}", self.up.experts, self.up.pools, self.up.slots, self.up.reuse)
             if first:
                 self._first.put(None)
             else:

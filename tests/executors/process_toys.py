@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -13,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from omni_runtime.card import ExpertSpec, OpLimits
-from omni_runtime.draw import Draw
 from omni_runtime.errors import CheckpointError, CheckpointWarning, MissingExtra
-from omni_runtime.work import Answer, CallStep, Report, Row, RunBatch, StepResult, base
+from omni_runtime.work import Answer, CallStep, Report, Row, RunBatch, StepResult
 
-OPS = ("echo", "keep", "read", "sleep", "die", "leave", "raise", "odd", "pid", "count")
+OPS = ("echo", "keep", "read", "sleep", "die", "leave", "raise", "odd", "pid", "count", "hold")
 
 
 class Toy:
@@ -67,6 +67,9 @@ class Toy:
         row = rows[0]
         return [StepResult(items={"out": [object()]}, tensors={"kept": (slots.keep(row, "kept", 0, torch.ones(2)),)})]
 
+    def op_hold(self, rows: Any, slots: Any) -> Any:
+        return [StepResult(items={"out": [sum(range(10**10))]}) for _ in rows]  # minutes in which no other thread runs
+
     def op_pid(self, rows: Any, slots: Any) -> Any:
         return [StepResult(items={"out": [os.getpid()]}) for _ in rows]
 
@@ -98,18 +101,38 @@ def specs(**options: Any) -> dict[str, ExpertSpec]:
     return {"toy/toy": ExpertSpec(build="process_toys:build", ops=ops, options=options)}
 
 
-def call(name: str, batch: int, op: str, *, values: Any = (), refs: Any = (), brought: Any = (), rows: int = 1, **params: Any) -> RunBatch:
+def call(
+    name: str, batch: int, op: str, *, values: Any = (), refs: Any = (), brought: Any = (), rows: int = 1, **params: Any
+) -> RunBatch:
     payload = CallStep(0, {"in": tuple(values)}, {"in": tuple(refs)}, params)
     made = [Row(1, f"loop{i}", 1, 0, (), payload) for i in range(rows)]
     return RunBatch(name, batch, "toy/toy", op, made, tuple(brought))
+
+
+def workers(mark: str = "omni worker") -> set[int]:
+    """Processes of this host with that in their command line."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"-c" in command and any(mark.encode() in part and b"omni worker" in part for part in command):
+            found.add(int(path.parent.name))
+    return found
+
+
+def folders() -> set[Path]:
+    """Where sockets lie until a worker has connected."""
+    return {path for path in Path(tempfile.gettempdir()).glob("omni-*") if (path / "to").exists()}
 
 
 class Desk:
     """An executor and everything that it reported."""
 
     def __init__(self, executor: Any) -> None:
-        self.executor, self.reports, self._batch = executor, [], 0
-        self.reports = []
+        self.executor, self._batch = executor, 0
+        self.reports: list[Any] = []
         self.up = executor.start(self.reports.append)
 
     def send(self, op: str, **given: Any) -> int:
