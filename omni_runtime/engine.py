@@ -204,7 +204,7 @@ class Engine:
                 raise
 
     def _serve(self) -> None:
-        inbox, core, clock = self._inbox, self._core, self._clock
+        core, clock = self._core, self._clock
         ends = stops = NEVER  # when the runs that are alive are ended; when nobody is waited for any more
         look: float | None = None
         while not (ends < NEVER and not core.flow.runs):

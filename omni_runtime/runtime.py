@@ -53,8 +53,8 @@ class Runtime:
         device: where experts run that are not the host's, as torch names it.
         executor: where the device's experts run: "thread"; "process", a worker process, which may die and is started again; or
             "loopback", a thread to which every message is encoded both ways, as the tests do.
-        workers: names of executors, each with the "card/expert"s that it hosts: `{"a": ["smollm2/thinker"], "b": [...]}`. An expert
-            that stands in several is served by all of them. By default one executor hosts all that the device has.
+        workers: names of executors, each with the "card/expert"s that it hosts: `{"a": ["smollm2/thinker"], "b": [...]}`. An
+            expert that stands in several is served by all of them. By default one executor hosts all that the device has.
         replicas: so many executors, each with all experts of the device.
         executors: instead of the ones that would be made from `cards`, `device` and `executor`.
         kv_bytes: memory for the KV caches of each expert that has one.
@@ -68,8 +68,8 @@ class Runtime:
         costs: what earlier runs learned, as `runtime.costs()` gives it, or the path of a file of it (`omni calibrate`, or
             `costs_file.write(path, runtime.costs())`); without any the cards' guesses are the beginning.
         max_waiting: requests that may wait until their guarantee can be kept, before more are refused.
-        hang_after_s: seconds that every batch may take before its executor counts as hung, is declared lost and started again, and
-            its requests go on elsewhere or later; None: for ever.
+        hang_after_s: seconds that every batch may take before its executor counts as hung: it is declared lost and started
+            again, and its requests go on elsewhere or later; None: for ever.
         hang_factor: it may also take so many times what was predicted for it.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
@@ -116,7 +116,7 @@ class Runtime:
             tenants=tenants or {},
             max_waiting=max_waiting,
             replicas=replicas,
-            workers={name: names if isinstance(names, str) else tuple(names) for name, names in (workers or {}).items()},
+            workers=_tuples(workers or {}),
             hang_after_s=hang_after_s,
             hang_factor=hang_factor,
         )
@@ -129,9 +129,17 @@ class Runtime:
         if executors is not None:
             _bring_your_own(executors, options, executor)
         else:
-            room = {"workers": options.workers, "replicas": replicas}
-            how = {"slots": slots, "threads": threads, "reuse": prefix_cache}
-            executors = lineup(cards, executor, device, kv_bytes, **room, **how)
+            executors = lineup(
+                cards,
+                executor,
+                device,
+                kv_bytes,
+                workers=options.workers,
+                replicas=replicas,
+                slots=slots,
+                threads=threads,
+                reuse=prefix_cache,
+            )
         self._ids = count(1)
         learned = Costs(seeds(*cards))
         if isinstance(costs, str | Path):
@@ -266,6 +274,13 @@ class Runtime:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _tuples(workers: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    for name, experts in workers.items():
+        if isinstance(experts, str):
+            raise CardError(f"workers[{name!r}]: a list of experts is needed, not {experts!r}; write [{experts!r}]")
+    return {name: tuple(experts) for name, experts in workers.items()}
 
 
 def _observers(observers: Iterable[Observer]) -> list[Observer]:

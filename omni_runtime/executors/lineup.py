@@ -68,8 +68,8 @@ def _checked(workers: Mapping[str, Sequence[str]], ours: Mapping[str, ExpertSpec
     for worker, experts in workers.items():
         if not worker or worker == "host" or "#" in worker:
             raise CardError(f"workers: {worker!r} cannot be the name of one; take letters and digits, and not 'host'")
-        if isinstance(experts, str) or not experts:
-            raise CardError(f"workers[{worker!r}]: a list of experts is needed, not {experts!r}; write ['card/expert']")
+        if not experts:
+            raise CardError(f"workers[{worker!r}]: no expert is named; leave it out")
         for expert in experts:
             if expert not in ours:
                 raise CardError(f"workers[{worker!r}]: " + unknown("expert of the device", expert, ours))

@@ -113,9 +113,9 @@ def _serve(boot: Boot) -> None:
         context.destroy(linger=10_000)
         return
     ours = [(w.category.__name__, str(w.message)) for w in noted if issubclass(w.category, errors.CheckpointWarning)]
-    for one in noted:
-        if not issubclass(one.category, errors.CheckpointWarning):
-            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+    for warning in noted:
+        if not issubclass(warning.category, errors.CheckpointWarning):
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     back.send(msgspec.msgpack.encode(Loaded(ours)))
     wire = Wire(Ring(boot.rings[1]), Ring(boot.rings[0])) if boot.rings else Wire()
     while data := inbox.recv():

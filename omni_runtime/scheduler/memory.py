@@ -35,9 +35,7 @@ class Memory:
         claims = self.claims.get(pool)
         if not claims:
             return ledger.spare
-        return ledger.spare - sum(
-            n for other, n in claims.items() if other is not run and (run is None or not _junior(other, run))
-        )
+        return ledger.spare - sum(n for other, n in claims.items() if other is not run and (run is None or not _junior(other, run)))
 
     def grow(self, ex: ExecBook, offer: Offer, picked: list[Offer], out: list[Any]) -> bool:
         """Gives an offer the blocks that its least needs, taken from juniors if need be; or parks it.

@@ -238,9 +238,7 @@ class Scheduler:
         for offer in self._return(event.batch, part):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            if (
-                offer.chain and ex.reuse and offer.held and not run.closing
-            ):  # of a closed run the unit may have been left out of the batch
+            if offer.chain and ex.reuse and offer.held and not run.closing:  # of a closed run the unit may have been left out of the batch
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
             self._back(run, out)

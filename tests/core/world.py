@@ -179,9 +179,7 @@ class World(Simulation):
             done = self.progress.get(slot, 0) if row.fork is None else row.fork.length
             if slot in self.again:
                 assert row.fork is not None or again(row.payload), f"S2: {slot} cannot begin again at {start}: {row.payload}"
-                assert row.fork is not None or start <= self.again[slot], (
-                    f"S2: {slot} begins again at {start}, it was at {self.again[slot]}"
-                )
+                assert row.fork is not None or start <= self.again[slot], f"S2: {slot} begins again at {start}, it was at {self.again[slot]}"
                 self.began[slot] = start
             else:
                 assert start == done, f"S2: {slot} goes on at {start}, not at {done}"

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from omni_runtime.card import ExpertSpec, OpLimits
 from omni_runtime.errors import CheckpointError, CheckpointWarning, MissingExtra
 from omni_runtime.work import Answer, CallStep, Report, Row, RunBatch, StepResult

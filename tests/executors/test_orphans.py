@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from process_toys import workers
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from process_toys import workers
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process_toys import Desk, call, folders, specs, workers
 
 from omni_runtime.errors import CardError, CheckpointError, CheckpointWarning, LoadError, MissingExtra
 from omni_runtime.executors.process import ProcessExecutor
 from omni_runtime.executors.thread import ThreadExecutor
 from omni_runtime.work import Broken, Drop, ExecutorDown, ExecutorUp, Release, TensorRef
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from process_toys import Desk, call, folders, specs, workers
 
 KINDS: dict[str, Callable[..., Any]] = {"thread": ThreadExecutor, "process": ProcessExecutor}
 
