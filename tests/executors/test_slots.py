@@ -32,9 +32,14 @@ def test_what_a_failed_op_kept_is_let_go_and_what_was_there_stays() -> None:
     before = np.zeros(2, np.float32)
     with slots.batch():
         ref = slots.keep(ROW, "hidden", 0, before)
-    with pytest.raises(ZeroDivisionError), slots.batch():
-        assert slots.keep(ROW, "hidden", 0, np.ones(2, np.float32)) == ref
-        slots.keep(ROW, "hidden", 0, np.ones(2, np.float32))
-        slots.keep(ROW, "hidden", 1, before)
-        raise ZeroDivisionError
+
+    def fails() -> None:
+        with slots.batch():
+            assert slots.keep(ROW, "hidden", 0, np.ones(2, np.float32)) == ref
+            slots.keep(ROW, "hidden", 0, np.ones(2, np.float32))
+            slots.keep(ROW, "hidden", 1, before)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert slots.counts == (0, 1) and slots.read(ref) is before
