@@ -161,6 +161,9 @@ class Admission:
         self.look = now + LOOK
         admitted: list[RunBook] = []
         blocked: set[Pool] = set()
+        claimed = [(pool, run) for pool, runs in self.memory.claims.items() for run in runs if run.id in self.waiting]
+        for pool, run in claimed:  # only who is in front may claim: one behind him would keep him out, and wait for him
+            del self.memory.claims[pool][run]
         ahead = 0  # promised runs that go on waiting
         for run in self.order():
             if run.stale or not self._placed(executors, run, out):
@@ -180,6 +183,7 @@ class Admission:
                 continue
             self._enter(executors, run, out)
             admitted.append(run)
+        self.memory.moved.update(pool for pool, run in claimed if run not in self.memory.claims[pool])
         self.changed = self.changed or bool(admitted)  # turns have moved: another tenant may be in front
         return admitted
 
@@ -223,8 +227,8 @@ class Admission:
 
     def _enter(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> None:
         """There is room: a run takes it."""
-        for pool in [pool for pool, claims in self.memory.claims.items() if claims.pop(run, None) is not None]:
-            self.memory.moved.add(pool)
+        for claims in self.memory.claims.values():
+            claims.pop(run, None)
         if run.whole:
             for claim in run.claims or ():
                 ledger = executors[run.homes[claim.expert]].ledgers[claim.expert]

@@ -148,7 +148,7 @@ class Scheduler(Holdings):
             return
         self.seq += 1
         offer.seq, offer.due, offer.live, offer.queued = self.seq, self.policy.rank(run, event.due), True, False
-        if self._may(run, unit):
+        if run.admitted or self._may(run, unit):
             self._queue(offer, out)
         else:
             self.admission.changed = True  # it comes in with what its first unit needs
@@ -196,7 +196,8 @@ class Scheduler(Holdings):
             if offer.chain and ex.reuse and offer.held and not run.closing:
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
-            self._back(run, out)
+            if run.closing or run.leaving:
+                self._back(run, out)
 
     def _batch_failed(self, event: BatchFailed, out: list[Instruction]) -> None:
         """One member is guilty and nobody knows which: each runs alone until it is past the step that failed."""

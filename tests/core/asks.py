@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stage import CHOICES, PROGRAMS
+from drawn import chosen
 
 from omni_runtime.request import resolve
 from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, Submit
@@ -31,13 +31,11 @@ class Wish(NamedTuple):
 
 
 AS_IT_COMES = Wish()
-HEARD = {"audio", "low", "high"}  # outputs that are sound
 DECLARED = {"a": 1.0, "b": 3.0}
 
 
 def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COMES) -> Submit:
-    name, outputs = CHOICES[ask.choice]
-    program = PROGRAMS[name]
+    program, outputs = chosen(ask.choice)
     given: dict[str, Any] = {}
     for field, kind in program.inputs.items():
         tokens = [(7 * (ask.seed % 2) + i) % 90 + 1 for i in range(ask.prompt)]  # few, so that many begin alike
@@ -57,9 +55,6 @@ def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COM
     wants = {"tenant": wish.tenant, "deadline_s": wish.deadline, "first_output_s": wish.first_output}
     guarantee = "no-underrun" if wish.promised else None
     return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority, guarantee=guarantee, **wants)[1]
-
-
-CALLS = {"tokenize", "encode", "utter", "listen", "image", "glimpse", "split"}
 
 
 def again(payload: Payload) -> bool:

@@ -11,9 +11,10 @@ from collections import deque
 from functools import cache
 from typing import Any, NamedTuple
 
-from asks import AS_IT_COMES, CALLS, HEARD, Ask, Wish, again, key, request
+from asks import AS_IT_COMES, Ask, Wish, again, key, request
 from curse import CURSES, HARM, SPENT, Breakable, Curse, place
-from stage import CARDS, CHOICES, LIMITS
+from drawn import calls, chosen, heard
+from stage import CARDS, LIMITS
 
 from omni_runtime.executors.simulated import Cost
 from omni_runtime.sim import SimHandle, Simulation
@@ -163,8 +164,11 @@ class World(Simulation):
 
     def _gone(self, slot: tuple[int, str]) -> None:
         """What an executor kept for a loop is gone: it has to begin again, unless it is a call, of which nothing is kept."""
-        if self.kept.pop(slot, None) is not None and slot in self.progress and slot[1].partition("#")[0] not in CALLS:
+        if self.kept.pop(slot, None) is not None and slot in self.progress and not self._is_call(slot):
             self.again[slot] = max(self.again.get(slot, 0), self.progress[slot])
+
+    def _is_call(self, slot: tuple[int, str]) -> bool:
+        return slot[1].partition("#")[0] in calls(chosen(self.asked[slot[0]][0].choice)[0])
 
     # -- What may happen: each gives the inputs of one event
 
@@ -183,7 +187,7 @@ class World(Simulation):
     def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal", wish: Wish = AS_IT_COMES) -> list[Input]:
         if self.shares and wish.tenant not in self.shares:
             wish = wish._replace(tenant=min(self.shares))
-        wish = wish._replace(promised=wish.promised and not HEARD.isdisjoint(CHOICES[ask.choice][1]))
+        wish = wish._replace(promised=wish.promised and heard(ask.choice))
         submit = request(len(self.handles) + 1, ask, priority, wish)
         run = submit.run
         self.wishes[run] = wish
@@ -213,7 +217,7 @@ class World(Simulation):
 
     def played(self, run: int, seconds: float) -> list[Input]:
         """Somebody says what he has heard: of sound or not, of a run that is there or not, more or less than there was."""
-        outputs = CHOICES[self.asked[run][0].choice][1] if run in self.asked else ("audio",)
+        outputs = chosen(self.asked[run][0].choice)[1] if run in self.asked else ("audio",)
         return [Played(run, output, seconds) for output in outputs]
 
     def answer(self, nth: int, wrong: int = 0) -> list[Input]:
