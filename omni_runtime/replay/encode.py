@@ -127,14 +127,14 @@ class Encoder:
         known = [(f.name, _default(f)) for f in fields(kind)]
         tag, pack = f"~{kind.__name__}", self.pack
         if not kind.__struct_config__.array_like:
-            return lambda value: {tag: {n: pack(v) for n, d in known if (v := getattr(value, n)) is not d and v != d}}
+            return lambda value: {tag: {n: pack(v) for n, d in known if not _same(v := getattr(value, n), d)}}
 
         def by_position(value: Any) -> Any:
             found, length = [], 0
             for at, (name, default) in enumerate(known, 1):
                 item = getattr(value, name)
                 found.append(item if type(item) in EXACT else pack(item))
-                if item is not default and item != default:
+                if not _same(item, default):
                     length = at
             del found[length:]
             return {tag: found}
@@ -155,7 +155,7 @@ class Encoder:
         for name, field in kind.model_fields.items():
             item = getattr(value, name)
             default = field.get_default(call_default_factory=True) if not field.is_required() else NODEFAULT
-            if type(item) is not type(default) or item != default:
+            if not _same(item, default):
                 found[name] = self.pack(item)
         return {f"~{kind.__name__}": found}
 
@@ -178,6 +178,10 @@ def _default(field: Any) -> Any:
     if field.default_factory is not NODEFAULT:
         return field.default_factory()
     return field.default
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))
 
 
 def _bytes(value: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Writes what a core is fed into a file, feed by feed, before and after: whatever stops the process, the file tells until when."""
+"""Writes what a core is fed into a file, before and after each feed: whatever stops the process, the file tells until when."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class RecordLog:
         RequestError: the core was fed already.
         OSError: the file cannot be written.
 
-    A file that is there is renamed to NAME.old. Where writing fails later (the disk is full, say), a warning tells so, and the requests go on.
+    A file that is there is renamed to NAME.old. Where writing fails later (the disk is full, say), a warning tells so, and the
+    requests go on.
     """
 
     def __init__(self, recording: Recording, core: Core, cards: Iterable[ModelCard]) -> None:
@@ -114,7 +115,7 @@ class RecordLog:
                     self._forget(command.run)
             line = b',"out":"%s"' % digest(said, commands, self._redactor is not None).encode()
             if self._full and self._redactor is None:
-                line += b',"full":' + msgspec.json.encode(self._encoder.pack([*decided(said), *commands]))
+                line += b',"full":' + msgspec.json.encode(self._encoder.pack((*decided(said), *commands)))
             self._write(line + b"}\n")
             self._open = False
             self.feeds += 1

@@ -61,12 +61,17 @@ class Replayed(Struct):
     now: float = 0.0  # of the last feed
     start: float | None = None  # of the first
     feeds: int = 0
-    runs: int = 0
+    asked: dict[int, None] = field(default_factory=dict)  # requests, in order
     units: int = 0  # that came back
     difference: Difference | None = None
     torn: bool = False  # the last line was cut
     broke: str = ""  # the last feed never came back when it was recorded; here it raised this, or "came back"
     flying: dict[int, tuple[str, float]] = field(default_factory=dict)  # batch -> executor, since when
+
+    @property
+    def runs(self) -> int:
+        """How many requests came."""
+        return len(self.asked)
 
     @property
     def alive(self) -> list[int]:
@@ -79,10 +84,10 @@ class Replayed(Struct):
         Raises:
             ReplayError: it is not in the log.
         """
-        found = self.core.story(run)
-        if len(found) < 2:
-            raise ReplayError(f"story: request {run} is not among the {self.runs} of the log; they are numbered from 1 on")
-        return found
+        if run not in self.asked:
+            many = f"{self.runs} came, {min(self.asked)} to {max(self.asked)}" if self.asked else "none came"
+            raise ReplayError(f"story: request {run} is not among those of the log up to here; {many}")
+        return self.core.story(run)
 
     def books(self) -> str:
         """What is wrong with the books, or with who waits for what; nothing where all is well."""
@@ -163,7 +168,7 @@ def _take(played: Replayed, feed: Feed) -> None:
         played.start = feed.now
     for item in feed.inputs:
         if type(item) is Submit:
-            played.runs += 1
+            played.asked[item.run] = None
         elif type(item) is Answer:
             played.units += len(item.results)
         if type(item) is Answer or type(item) is Broken:
@@ -178,10 +183,8 @@ def _differs(feed: Feed, found: str, said: Sequence[Any], commands: Sequence[Any
     runs |= {row.run for item in commands if isinstance(item, RunBatch) for row in item.rows}
     first = None
     if feed.full is not None:
-        packed = Encoder().pack(decisions)
-        at = next((i for i, (a, b) in enumerate(zip(feed.full, packed, strict=False)) if a != b), min(len(feed.full), len(packed)))
-        there, here = ([*side, "nothing more"][at] if at <= len(side) else "nothing" for side in (feed.full, packed))
-        first = str(there), str(here)
+        there, here = ([*side, "nothing more"] for side in (feed.full, Encoder().pack(decisions)))
+        first = next(((str(a), str(b)) for a, b in zip(there, here, strict=False) if a != b), None)
     return Difference(feed.number, feed.line, feed.now, tuple(sorted(runs)), str(feed.out), found, decisions, first)
 
 
