@@ -62,8 +62,8 @@ def ask(question: Question) -> None:
         raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
     if question.samples > 1 and question.speak:
         raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
-    log = {"record": question.record, "redact": question.redact}
-    watch = Watch(question.timeline, question.trace, False if question.json else question.live, question.text[:60], **log)
+    live = False if question.json else question.live
+    watch = Watch(question.timeline, question.trace, live, question.text[:60], question.record, question.redact)
     program = speak(mind) if question.speak else chat(mind)
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})

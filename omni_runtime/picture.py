@@ -50,8 +50,8 @@ def draw(order: Order) -> None:
     image_file()  # before anything is loaded
     if not order.out.resolve().parent.is_dir():
         raise RequestError(f"{order.out}: its folder does not exist; make it first")
-    log = {"record": order.record, "redact": order.redact}
-    watch = Watch(order.timeline, order.trace, False if order.json else order.live, order.prompt[:60], **log)
+    live = False if order.json else order.live
+    watch = Watch(order.timeline, order.trace, live, order.prompt[:60], order.record, order.redact)
     card = sd3(str(order.checkpoint))
     program = paint(card)
     asked = {name: getattr(order, name) for name in ("steps", "guidance_scale", "width", "height")}

@@ -130,14 +130,11 @@ class Encoder:
             return lambda value: {tag: {n: pack(v) for n, d in known if not _same(v := getattr(value, n), d)}}
 
         def by_position(value: Any) -> Any:
-            found, length = [], 0
-            for at, (name, default) in enumerate(known, 1):
-                item = getattr(value, name)
-                found.append(item if type(item) in EXACT else pack(item))
-                if not _same(item, default):
-                    length = at
-            del found[length:]
-            return {tag: found}
+            length = len(known)
+            while length and _same(getattr(value, known[length - 1][0]), known[length - 1][1]):
+                length -= 1
+            items = [getattr(value, name) for name, _ in known[:length]]
+            return {tag: [item if type(item) in EXACT else pack(item) for item in items]}
 
         return by_position
 
