@@ -79,7 +79,7 @@ class Redactor:
         run = self._runs.get(slot[0]) if slot is not None else None
         if slot is None or run is None:
             items = {port: hidden(value) for port, value in result.items.items()}
-            return StepResult(0 if result.token >= 0 else -1, b"", items, result.tensors, None, result.copies)
+            return StepResult(0 if result.token >= 0 else -1, b"", items, result.tensors, None, hidden(result.copies))
         node = slot[1]
         step = run.steps[node.partition("#")[0]]
         token, piece = result.token, result.piece
@@ -91,7 +91,7 @@ class Redactor:
             piece = run.masks[node].feed(piece)
         items = {port: self._items(run, step, node, port, value, ports.get(port, ())) for port, value in result.items.items()}
         logprobs = TokenLogprob(0, 0.0) if result.logprobs is not None else None
-        return StepResult(token, piece, items, result.tensors, logprobs, result.copies)
+        return StepResult(token, piece, items, result.tensors, logprobs, hidden(result.copies))
 
     def _items(self, run: _Run, step: Step, node: str, port: str, value: Any, columns: tuple[int, ...] | None) -> Any:
         kind = step.spec.ports[port].type if port in step.spec.ports else ""

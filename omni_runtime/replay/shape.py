@@ -8,6 +8,7 @@ from functools import lru_cache
 
 NO_STOPS: frozenset[str] = frozenset()
 KEPT = frozenset("…—»”’」』）】。！？、，；：")  # beside ASCII and white space: where clauses are cut, see loops/clauses.py
+SHORTEST = (0, 0, 0x80, 0x800, 0x10000)  # first character of so many bytes
 LOWER, UPPER, DIGITS = "xyzabcdefghijklmnopqrstuvw", "XYZABCDEFGHIJKLMNOPQRSTUVW", "0123456789"
 
 
@@ -36,7 +37,7 @@ def _beside(char: str) -> Iterator[str]:
     size = len(char.encode("utf-8", "replace"))
     bits = 6 * (size - 1)
     first = ord(char) >> bits << bits
-    for code in range(first, min(first + (1 << bits), 0x110000)):
+    for code in range(max(first, SHORTEST[size]), min(first + (1 << bits), 0x110000)):
         if not 0xD800 <= code < 0xE000:
             c = chr(code)
             if len(c.encode()) == size:

@@ -42,7 +42,15 @@ def test_a_thousand_units(tmp_path: Path) -> None:
     done = omni("replay", str(path), hash_seed=4242)
     assert done.returncode == 0, done.stdout
     assert f"{played.units:,} units" in done.stdout and f"same decisions in {played.feeds:,} feeds" in done.stdout
-    print(done.stdout, path.stat().st_size)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    done = omni("run", "What do wombats eat?", "--max-tokens", "12", "--json", "--record", str(path), "--redact")
+    assert done.returncode == 0, done.stderr
+    assert "wombats" not in path.read_text()
+    told = omni("replay", str(path), "--story", "1")
+    assert told.returncode == 0 and ", redacted" in told.stdout and "submit chat for text" in told.stdout
 
 
 def test_redacted(tmp_path: Path) -> None:

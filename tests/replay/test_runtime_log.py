@@ -12,6 +12,7 @@ import pytest
 
 from omni_runtime.errors import CardError, OmniError, RequestError
 from omni_runtime.executors.simulated import SimulatedExecutor
+from omni_runtime.observe.watch import Watch
 from omni_runtime.replay import Recording, play
 from omni_runtime.runtime import Runtime
 from omni_runtime.scheduler.scheduler import Scheduler
@@ -159,6 +160,16 @@ def test_a_recorder_that_fails_hurts_nobody(tmp_path: Path, monkeypatch: pytest.
         runtime.submit(PROGRAMS["text"], messages="hi", seed=5, think={"max_tokens": 50, "ignore_eos": True}).result(60)
     assert len(warned) == 1 and "recording ended at feed" in warned[0] and "No space left" in warned[0]
     assert play(path).difference is None
+
+
+def test_what_a_command_offers(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    assert Watch(record=path, redact=True, live=False).recording == Recording(path, redact=True)
+    assert Watch(live=False).recording is None
+    with pytest.raises(RequestError, match="add --record FILE"):
+        Watch(redact=True, live=False)
+    assert omni("replay", str(path)).stderr.startswith(f"omni: {path}: there is no such file")
+    assert "redact: only a log is redacted" in omni("calibrate", "--redact").stderr
 
 
 def test_where_a_log_may_be_written(tmp_path: Path) -> None:
