@@ -281,7 +281,7 @@ class Handle:
             TimeoutError: it has not ended yet; it goes on.
             RequestFailed, RequestCancelled: `partial` holds what had been made.
             RequestRefused: it was too large, or the runtime is overloaded.
-            EngineStopped: the runtime broke.
+            EngineStopped: the runtime was closed before it ended, or broke; `partial` holds what had been made.
         """
         if timeout is not None and not 0 <= timeout <= MAX_TIMEOUT:
             raise ValueError(f"timeout={timeout!r}: seconds from 0 to {MAX_TIMEOUT:.0f}, or None for as long as it takes")
@@ -318,7 +318,7 @@ class Handle:
         )
         if isinstance(error, Overloaded):
             error.retry_after = end.retry_after
-        if isinstance(error, RequestFailed | RequestCancelled):
+        if isinstance(error, RequestFailed | RequestCancelled | EngineStopped):
             error.partial = self._result()
         raise error
 

@@ -84,6 +84,7 @@ class RecordLog:
             "tenants": {t.name: t.weight for t in scheduler.tenants.values()},
             "max_runs": scheduler.max_runs,
             "max_waiting": scheduler.admission.most,
+            "watchdog": core.watchdog,
             "limits": [[expert, op, pack(limits)] for (expert, op), limits in scheduler.limits.items()],
             "costs": scheduler.costs.save(),
             "gaps": scheduler.costs.gaps,

@@ -38,6 +38,7 @@ class Head(Struct):
     gaps: int
     cards: dict[str, dict[str, Any]]
     redacted: bool = False
+    watchdog: tuple[float, float] | None = None
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -111,7 +112,8 @@ class Log:
             limits = {(expert, op): self.decoder.unpack(packed) for expert, op, packed in head.limits}
             if not all(isinstance(limit, OpLimits) for limit in limits.values()):
                 raise ValueError(f"limits are needed, not {head.limits!r:.80}")
-            core = Core(limits, head.max_runs, (), costs, policy_named(head.policy), head.tenants, remembered=None)
+            policy = policy_named(head.policy)
+            core = Core(limits, head.max_runs, (), costs, policy, head.tenants, head.watchdog, remembered=None)
         except (OmniError, ValueError) as error:
             raise ReplayError(f"{self.path}: its head is damaged: {error}") from None
         core.scheduler.admission.most = head.max_waiting

@@ -7,9 +7,10 @@ import sys
 import traceback
 from typing import Any
 
+from asks import DECLARED, Ask, Wish
 from curse import HARM, Curse, curses
-from stage import HOSTS
-from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
+from stage import CHOICES, HOSTS, PROGRAMS
+from world import World
 
 from omni_runtime.scheduler.policy import POLICIES
 
@@ -37,7 +38,7 @@ class Mood:
             self.choices = wishes.choice(([4], [3, 6], [9], self.choices))
         self.cursed = r.choice((0.0, 0.3, 0.6))
         self.harm = r.choice((HARM, ("op", "transient")))
-        trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5}
+        trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5, "restart": 4, "preempt": 8}
         self.moves = {"ask": 30, "answer": 40} | {what: often for what, often in trouble.items() if r.random() < 0.6}
 
     def ask(self) -> Ask:
@@ -74,6 +75,10 @@ class Mood:
             return ("ask", ask, self.curse(ask), r.choice(PRIORITIES), self.wish())
         if what == "host":
             return ("host", r.choice(HOSTS), r.randint(1, 2))
+        if what == "lose":
+            return ("lose", r.randrange(12), r.random() < 0.7)
+        if what == "restart":
+            return ("restart", r.randrange(4), r.random() < 0.8)
         if what == "late":
             return ("late", r.randrange(8), r.random() < 0.5)
         if what == "wrong":
@@ -85,12 +90,13 @@ def inputs(world: World, move: Move) -> list[Any]:
     what, *args = move
     if what == "host":
         return world.host(*args) if len(world.executors) < 4 else []
-    if what == "cancel":
-        return world.stop(max(1, len(world.asked) - args[0]))
+    if what in ("cancel", "preempt"):
+        return {"cancel": world.stop, "preempt": world.preempt}[what](max(1, len(world.asked) - args[0]))
     return {
         "ask": world.ask,
         "answer": world.answer,
         "lose": world.lose,
+        "restart": world.restart,
         "late": world.answer_late,
         "repeat": world.repeat,
         "wrong": world.answer,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from asks import DECLARED, Ask, Wish
 from curse import HARM, Curse, curses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import BUSY, POOLS, PRIORITIES, SOON, STOPS, play
-from stage import HOSTS
-from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
+from stage import CHOICES, HOSTS, PROGRAMS
+from world import World
 
 from omni_runtime.scheduler.policy import POLICIES
 
@@ -121,10 +122,20 @@ class AnyWorld(RuleBasedStateMachine):
         self.burst += self.world.host(experts, slots)
 
     @precondition(lambda self: self.world.executors)
-    @rule(nth=NTH)
-    def lose(self, nth: int) -> None:
+    @rule(nth=NTH, back=st.booleans())
+    def lose(self, nth: int, back: bool) -> None:
         if len(self.world.executors) > 1 or nth == 0:  # a world without executors is worth less than one with too few
-            self.burst += self.world.lose(nth)
+            self.burst += self.world.lose(nth, back)
+
+    @precondition(lambda self: self.world.coming)
+    @rule(nth=NTH, well=st.booleans())
+    def restart(self, nth: int, well: bool) -> None:
+        self.burst += self.world.restart(nth, well)
+
+    @precondition(lambda self: self.world.asked)
+    @rule(run=st.integers(1, 12))
+    def preempt(self, run: int) -> None:
+        self.burst += self.world.preempt(run)
 
     @precondition(lambda self: self.world.late)
     @rule(nth=NTH, broken=st.booleans())
