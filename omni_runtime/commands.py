@@ -16,6 +16,7 @@ from omni_runtime.errors import OmniError, RequestError
 from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
+from omni_runtime.replay.command import replay as replay_log
 from omni_runtime.simulate.command import Scene
 from omni_runtime.simulate.command import simulate as simulate_scene
 
@@ -28,6 +29,8 @@ cli = typer.Typer(
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1, max=256)
 timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
 trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
+record_option = typer.Option(help="also write all that the scheduler is fed into this file, for `omni replay`")
+redact_option = typer.Option("--redact", help="with --record: stand-ins for texts, tokens and whatever else is private")
 live_option = typer.Option("--live/--no-live", help="show what runs below the answer; by default on a terminal, never elsewhere")
 
 
@@ -41,6 +44,8 @@ def demo(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
 ) -> None:
     """Answer a question in text and speech, from real weights, on this CPU."""
     ask(
@@ -54,6 +59,8 @@ def demo(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
         )
     )
 
@@ -84,6 +91,8 @@ def run(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
 ) -> None:
     """Ask one question."""
@@ -114,6 +123,8 @@ def run(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
             checkpoint=checkpoint,
         )
     )
@@ -136,6 +147,8 @@ def paint(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
 ) -> None:
     """Paint one picture."""
     draw(
@@ -155,6 +168,8 @@ def paint(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
         )
     )
 
@@ -243,6 +258,8 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
     threads: Annotated[int | None, threads_option] = None,
     trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Measure what batches take and how loops advance, with real requests."""
@@ -250,4 +267,15 @@ def calibrate(
         levels = tuple(int(level) for level in concurrency.split(","))
     except ValueError:
         raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json))
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json))
+
+
+@cli.command()
+def replay(
+    log: Annotated[Path, typer.Argument(help="what --record wrote")],
+    story: Annotated[int | None, typer.Option(help="tell what led this request to where it is")] = None,
+    until: Annotated[int | None, typer.Option(help="stop after this feed")] = None,
+    full: Annotated[bool, typer.Option("--full", help="show all decisions of the feed that differs")] = False,
+) -> int:
+    """Take the recorded decisions again, and tell the first that differs; the status is 1 then."""
+    return replay_log(log, story, until, full)
