@@ -34,8 +34,8 @@ class ArState:
         "shown",
         "stop_tokens",
         "text",
-        "told",
         "tokens",
+        "told",
         "wants_tokens",
     )
 
