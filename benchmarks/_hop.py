@@ -1,4 +1,4 @@
-"""What it costs to hand a batch to an executor and to have its answer: in a thread, with everything encoded, in another process."""
+"""What a batch's way to an executor and back costs: in a thread, with everything encoded, and in another process."""
 
 from __future__ import annotations
 

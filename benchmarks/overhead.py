@@ -2,8 +2,8 @@
 
 Only `Core.feed` is timed: everything between an executor's answer and its next batch. Batches of 64; the executors' answers
 are made outside the clock. Beside it, the same as a multiple of one msgspec record plus one heap push and pop, for machines
-whose clocks differ, and the number of Python calls a unit, which is the same everywhere. Last, what a batch's way to an executor and
-back costs: `_hop.py`.
+whose clocks differ, and the number of Python calls a unit, which is the same everywhere. Last, what a batch's
+way to an executor and back costs: `_hop.py`.
 
     python benchmarks/overhead.py [--json] [--hop]
 """

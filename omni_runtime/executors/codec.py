@@ -12,7 +12,7 @@ from omni_runtime.executors.ring import Ring
 from omni_runtime.work import Answer, Broken, Message, Report
 
 ARRAY, SHARED = 1, 2  # msgpack extension codes
-LARGE = 1 << 15  # bytes from which an array goes through shared memory: 12 µs an array there, as much as 32 kB cost in the message
+LARGE = 1 << 15  # bytes from which an array goes through shared memory: 12 µs each there, as 32 kB take in the message
 
 
 class Wire:

@@ -156,7 +156,7 @@ class Desk:
         return report.results[0]
 
 
-def program(op: str, place: str = "device", **options: Any) -> Program:
+def program(op: str, **options: Any) -> Program:
     """One call of an op, with a number `s` as its parameter."""
     loop = OneShot(
         expert="toy",
@@ -167,6 +167,7 @@ def program(op: str, place: str = "device", **options: Any) -> Program:
         ranges={"s": (0.0, 1000.0)},
     )
     spec = specs(**options)["toy/toy"]
-    made = Program(op, ModelCard(name="toy", experts={"toy": spec}, loops={name: loop.model_copy(update={"op": name}) for name in OPS}))
+    loops = {name: loop.model_copy(update={"op": name}) for name in OPS}
+    made = Program(op, ModelCard(name="toy", experts={"toy": spec}, loops=loops))
     made.output("out", made.call(op, made.input("in")))
     return made

@@ -119,9 +119,9 @@ def test_a_batch_that_hangs_is_noticed_and_others_go_on(kind: str) -> None:
         hung = submit(made, 3.0)
         time.sleep(0.6)
         other = submit(made, 0.0)
+        hung.cancel()
         assert other.result(20).outputs["out"]
         assert next(iter(made._engine._executors.values())).name != name
-        hung.cancel()
 
 
 def test_replicas_and_workers() -> None:
@@ -156,9 +156,10 @@ def test_a_command_is_interrupted(tmp_path: Path, stage: str, signals: list[sign
     mark, room = f"command{os.getpid()}x{tmp_path.name[-12:]}".replace("_", "-"), tmp_path / "t"
     room.mkdir()
     command = [sys.executable, str(HERE / "commanded.py"), mark, stage, str(flag)]
-    with subprocess.Popen(  # a group of its own, as a terminal's foreground job is: Ctrl-C goes to all of it
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(room)}, process_group=0
-    ) as parent:
+    env = {**os.environ, "TMPDIR": str(room)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A group of its own, as a terminal's foreground job is: Ctrl-C goes to all of it.
+    with subprocess.Popen(command, **pipes, env=env, process_group=0) as parent:
         assert parent.stdout is not None and parent.stderr is not None
         wanted = "loading" if stage == "loads" else "running"
         while parent.stdout.readline().strip() != wanted:
