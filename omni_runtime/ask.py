@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from omni_runtime.cards.causal_lm import causal_lm
 from omni_runtime.errors import RequestError
+from omni_runtime.executors.lineup import Kind
 from omni_runtime.handle import Handle, Result, Sample
 from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.chat import chat
@@ -35,6 +36,7 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    executor: Kind = "thread"
     samples: int = 1
     drawing: dict[str, Any] = {}  # further parameters of the answer's tokens, as in `request.ArParams`
     speed: float | None = None
@@ -87,7 +89,11 @@ def ask(question: Question) -> None:
     if note:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
     cards = list(program.cards.values())
+<<<<<<< HEAD
     with watch, Runtime(cards, threads=question.threads, observers=watch.observers, record=watch.recording) as runtime:
+=======
+    with watch, Runtime(cards, threads=question.threads, executor=question.executor, observers=watch.observers) as runtime:
+>>>>>>> process
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from omni_runtime import costs_file
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import RequestError
+from omni_runtime.executors.lineup import Kind
 from omni_runtime.find import find
 from omni_runtime.program import Program
 from omni_runtime.replay.log import Recording
@@ -50,6 +51,7 @@ class Trial(Struct, frozen=True):
     record: Path | None = None
     redact: bool = False
     json: bool = False
+    executor: Kind = "thread"
 
 
 def calibrate(trial: Trial) -> None:
@@ -71,8 +73,12 @@ def calibrate(trial: Trial) -> None:
     drawn = lengths(trial.tokens, "tokens")
     recorder = WorkloadRecorder({program.name: trial.program})
     began = time.perf_counter()
+<<<<<<< HEAD
     log = Recording(trial.record, trial.redact) if trial.record is not None else None
     with Runtime(list(program.cards.values()), threads=trial.threads, observers=[recorder], record=log) as runtime:
+=======
+    with Runtime(list(program.cards.values()), threads=trial.threads, executor=trial.executor, observers=[recorder]) as runtime:
+>>>>>>> process
         dice = np.random.default_rng([trial.seed, 11])
         number = 0
         for at_once in trial.concurrency:

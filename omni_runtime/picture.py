@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from omni_runtime.cards.sd3 import sd3
 from omni_runtime.errors import MissingExtra, RequestError
+from omni_runtime.executors.lineup import Kind
 from omni_runtime.handle import Handle
 from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.paint import paint
@@ -34,6 +35,7 @@ class Order(Struct, frozen=True):
     preview_every: int = 0
     json: bool = False
     threads: int | None = None
+    executor: Kind = "thread"
     timeline: Path | None = None
     trace: Path | None = None
     live: bool | None = None
@@ -60,7 +62,11 @@ def draw(order: Order) -> None:
     outputs = ("image", "progress", "preview") if order.preview_every else ("image", "progress")
     checked = resolve(0, program, 0, given, outputs=outputs, seed=order.seed)[1]  # wrong options, before loading
     began = time.perf_counter()
+<<<<<<< HEAD
     with watch, Runtime([card], threads=order.threads, observers=watch.observers, record=watch.recording) as runtime:
+=======
+    with watch, Runtime([card], threads=order.threads, executor=order.executor, observers=watch.observers) as runtime:
+>>>>>>> process
         loaded = time.perf_counter() - began
         handle = runtime.submit(program, outputs=outputs, seed=order.seed, **given)
         with watch.stream():

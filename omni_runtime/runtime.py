@@ -19,7 +19,7 @@ from omni_runtime.core import Core, Observer
 from omni_runtime.engine import Engine
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.executors.base import Executor
-from omni_runtime.executors.lineup import KINDS, lineup
+from omni_runtime.executors.lineup import Kind, kind_named, lineup
 from omni_runtime.handle import MAX_TIMEOUT, Handle, OutputKind
 from omni_runtime.program import Program
 from omni_runtime.replay.log import Recording, RecordLog, check_writable
@@ -85,7 +85,7 @@ class Runtime:
         cards: Iterable[ModelCard],
         *,
         device: str = "cpu",
-        executor: Literal["thread", "process", "loopback"] = "thread",
+        executor: Kind = "thread",
         executors: list[Executor] | None = None,
         kv_bytes: int = 1 << 30,
         max_requests: int = 20_000,
@@ -132,8 +132,7 @@ class Runtime:
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):
             raise CardError(f"give one or more cards of different names, not {[c.name for c in cards]}")
-        if executor not in KINDS:
-            raise CardError(f"executor={executor!r}: " + unknown("executor", executor, KINDS))
+        kind_named(executor)
         if executors is not None:
             _bring_your_own(executors, options, executor)
         else:

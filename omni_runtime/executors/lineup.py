@@ -13,8 +13,19 @@ from omni_runtime.executors.process import ProcessExecutor
 from omni_runtime.executors.thread import ThreadExecutor
 
 Kind = Literal["thread", "process", "loopback"]
-KINDS = ("thread", "process", "loopback")
+KINDS: tuple[Kind, ...] = ("thread", "process", "loopback")
 KEEPS_LOOPS = 1 << 16  # slots of an expert whose state has no positions
+
+
+def kind_named(name: str) -> Kind:
+    """
+    Raises:
+        CardError: there is none of that name.
+    """
+    for kind in KINDS:
+        if kind == name:
+            return kind
+    raise CardError(f"executor={name!r}: " + unknown("executor", name, KINDS))
 
 
 def lineup(
@@ -41,8 +52,7 @@ def lineup(
     Raises:
         CardError: an expert that does not exist, or that nobody would host.
     """
-    if kind not in KINDS:
-        raise CardError(f"executor={kind!r}: " + unknown("executor", kind, KINDS))
+    kind = kind_named(kind)
     host = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "host"}
     ours = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "device"}
     name = device.replace(":", "")

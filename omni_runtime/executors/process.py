@@ -59,7 +59,7 @@ class ProcessExecutor:
         reuse: bool = False,
         *,
         load_s: float = 600.0,
-        silence_s: float = 60.0,
+        silence_s: float = 120.0,
         backoff_s: tuple[float, float] = (0.1, 30.0),
         loads: int = 5,
         stop_s: float = 10.0,

@@ -41,11 +41,11 @@ class Ring:
     def put(self, array: np.ndarray[Any, Any]) -> int | None:
         """Writes an array; returns where it is, or None where there is no room until the reader has gone on."""
         size = array.nbytes
-        at = self.head
-        if at % self._room + size > self._room:  # it would not lie in one piece: from the beginning
-            at += self._room - at % self._room
+        at, read = self.head, int(self._read[0])
+        if at == read or at % self._room + size > self._room:  # it would not lie in one piece, or all has been taken: pages that
+            at += -at % self._room  # were used last are in the cache, so begin at the beginning
         end = at + size + -size % ALIGN
-        if size > self._room or end - int(self._read[0]) > self._room:
+        if size > self._room or end - read > self._room:
             return None
         place = at % self._room
         self._bytes[place : place + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_runtime.card import ExpertSpec, OpLimits
+from omni_runtime.card import ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
 from omni_runtime.errors import CheckpointError, CheckpointWarning, MissingExtra
+from omni_runtime.program import Program
 from omni_runtime.work import Answer, CallStep, Report, Row, RunBatch, StepResult
 
 OPS = ("echo", "keep", "read", "sleep", "die", "leave", "raise", "odd", "pid", "count", "hold")
@@ -153,3 +154,20 @@ class Desk:
         report = self.wait(self.send(op, **given))
         assert isinstance(report, Answer), report
         return report.results[0]
+
+
+def program(op: str, **options: Any) -> Program:
+    """One call of an op, with a number `s` as its parameter."""
+    loop = OneShot(
+        expert="toy",
+        op=op,
+        reads={"in": Slot(type="any")},
+        ports={"out": Port(type="any")},
+        defaults={"s": 0.0},
+        ranges={"s": (0.0, 1000.0)},
+    )
+    spec = specs(**options)["toy/toy"]
+    loops = {name: loop.model_copy(update={"op": name}) for name in OPS}
+    made = Program(op, ModelCard(name="toy", experts={"toy": spec}, loops=loops))
+    made.output("out", made.call(op, made.input("in")))
+    return made

@@ -14,7 +14,7 @@ VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", 
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
 WHOLE = ["wav", "sim", "costs_file", "replay", "observe", "engine", "handle", "runtime", "serve", "find", "simulate"]
-WHOLE += ["ask", "picture", "calibrate", "commands", "cli", "__main__"]
+WHOLE += ["ask", "picture", "calibrate", "commands", "stopping", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
 MAY |= {layer: set(PURE[: i + 1]) for i, layer in enumerate(PURE)}
