@@ -89,11 +89,8 @@ def ask(question: Question) -> None:
     if note:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
     cards = list(program.cards.values())
-<<<<<<< HEAD
-    with watch, Runtime(cards, threads=question.threads, observers=watch.observers, record=watch.recording) as runtime:
-=======
-    with watch, Runtime(cards, threads=question.threads, executor=question.executor, observers=watch.observers) as runtime:
->>>>>>> process
+    chosen: Any = {"threads": question.threads, "executor": question.executor, "record": watch.recording}
+    with watch, Runtime(cards, observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

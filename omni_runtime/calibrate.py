@@ -73,12 +73,9 @@ def calibrate(trial: Trial) -> None:
     drawn = lengths(trial.tokens, "tokens")
     recorder = WorkloadRecorder({program.name: trial.program})
     began = time.perf_counter()
-<<<<<<< HEAD
     log = Recording(trial.record, trial.redact) if trial.record is not None else None
-    with Runtime(list(program.cards.values()), threads=trial.threads, observers=[recorder], record=log) as runtime:
-=======
-    with Runtime(list(program.cards.values()), threads=trial.threads, executor=trial.executor, observers=[recorder]) as runtime:
->>>>>>> process
+    cards = list(program.cards.values())
+    with Runtime(cards, threads=trial.threads, executor=trial.executor, observers=[recorder], record=log) as runtime:
         dice = np.random.default_rng([trial.seed, 11])
         number = 0
         for at_once in trial.concurrency:

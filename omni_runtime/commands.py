@@ -276,8 +276,7 @@ def calibrate(
         levels = tuple(int(level) for level in concurrency.split(","))
     except ValueError:
         raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
-<<<<<<< HEAD
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json))
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, kind_named(executor)))
 
 
 @cli.command()
@@ -289,6 +288,3 @@ def replay(
 ) -> int:
     """Take the recorded decisions again, and tell the first that differs; the status is 1 then."""
     return replay_log(log, story, until, full)
-=======
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json, kind_named(executor)))
->>>>>>> process

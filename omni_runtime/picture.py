@@ -62,11 +62,8 @@ def draw(order: Order) -> None:
     outputs = ("image", "progress", "preview") if order.preview_every else ("image", "progress")
     checked = resolve(0, program, 0, given, outputs=outputs, seed=order.seed)[1]  # wrong options, before loading
     began = time.perf_counter()
-<<<<<<< HEAD
-    with watch, Runtime([card], threads=order.threads, observers=watch.observers, record=watch.recording) as runtime:
-=======
-    with watch, Runtime([card], threads=order.threads, executor=order.executor, observers=watch.observers) as runtime:
->>>>>>> process
+    chosen: Any = {"threads": order.threads, "executor": order.executor, "record": watch.recording}
+    with watch, Runtime([card], observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         handle = runtime.submit(program, outputs=outputs, seed=order.seed, **given)
         with watch.stream():

@@ -1,4 +1,4 @@
-"""A picture whose latent is lost again and again comes out as it does undisturbed, from a latent that was saved or from its seed."""
+"""A picture whose latent is lost again and again is the picture that it is undisturbed, whatever it begins again from."""
 
 from __future__ import annotations
 
