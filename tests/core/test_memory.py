@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stage import PROGRAMS
+from stage import CARDS, PROGRAMS
 from watch import Watch, say
 
+from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.orders import Evict, Parked
-from omni_runtime.work import Preempt
+from omni_runtime.sim import Simulation
+from omni_runtime.work import ExecutorDown, Preempt
 
 
 class Ear:
@@ -154,3 +156,41 @@ def test_a_tenants_urgent_request_takes_from_its_own_only() -> None:
     assert ear.evicted()[:1] == [mine.run]
     sim.finish_all()
     assert [h.end.reason for h in (mine, other, urgent)] == ["done"] * 3
+
+
+def test_who_is_sent_away_keeps_his_turn() -> None:
+    """Two tenants take turns; one of them is sent away again and again, and comes in at the cost of no further turn."""
+    sim, ear = watched(12)
+    first = say(sim, prompt=4, tokens=40, tenant="a")
+    second = say(sim, prompt=4, tokens=40, tenant="b")
+    while sim.busy and second.end is None:
+        sim.step()
+    tenants = sim.core.scheduler.tenants
+    assert second.run in ear.evicted()
+    assert tenants["a"].turn == tenants["b"].turn == 1.0
+    sim.finish_all()
+    assert first.end.reason == second.end.reason == "done"
+
+
+def test_who_waits_for_an_executor_gives_first() -> None:
+    """A talker is gone with its executor; its thinker holds blocks that a junior needs, and gives them."""
+    x = SimulatedExecutor("x", *CARDS, experts=("toy/host", "toy/mot"), blocks=5, stops=0)
+    y = SimulatedExecutor("y#1", *CARDS, experts=("toy/talker", "toy/voice"), blocks=40, stops=0)
+    sim = Simulation(x, y, cards=CARDS)
+    speech = sim.submit(PROGRAMS["cascade1"], messages="m", outputs=("audio",), think={"max_tokens": 12}, talk={"max_tokens": 12})
+    while not sim.core.scheduler.executors["x"].ledgers["toy/mot"].held:
+        sim.complete(sim.busy[0])
+    while "y#1" not in sim.busy:
+        sim.complete(sim.busy[0])
+    late = sim.mail.pop("y#1")
+    del sim.executors["y#1"], sim.finish["y#1"]
+    assert late
+    sim.feed(ExecutorDown("y#1", "smoke", True))
+    text = say(sim, prompt=16, tokens=2)  # type: ignore[arg-type]
+    sim.run()
+    assert text.end is not None and text.end.reason == "done", sim.core.story(text.run)
+    assert speech.end is None
+    sim.up(SimulatedExecutor("y#2", *CARDS, experts=("toy/talker", "toy/voice"), blocks=40, stops=0))
+    sim.run()
+    assert speech.end is not None and speech.end.reason == "done"
+    sim.core.check_idle()

@@ -265,3 +265,16 @@ def test_news_of_an_executor_that_nobody_knows() -> None:
     made = world(Ask(10, 1, 3, 7, 1))
     made.turn([ExecutorDown("nobody", "?"), ExecutorDown("x1#7", "?"), Preempt(99)])
     undisturbed(made)
+
+
+def test_what_was_done_twice_is_not_learned() -> None:
+    """The pace of a run that was preempted says nothing about those that are not."""
+    sim = Watch(stops=0)
+    handle = say(sim)
+    sim.step(5)
+    sim.feed(Preempt(handle.run))
+    sim.finish_all()
+    assert sim.core.scheduler.costs.paces == {} or all(p.units == 0.0 for p in sim.core.scheduler.costs.paces.values())
+    say(sim)
+    sim.finish_all()
+    assert any(p.units > 0.0 for p in sim.core.scheduler.costs.paces.values())
