@@ -25,7 +25,7 @@ LOST = [
     Mutant(
         "a vocoder begins again at a wrong frame", "loops/audio_decode.py", "not s.frames.channel.items[at - 1][mark]", "True"
     ),
-    Mutant("a vocoder does not say that it begins", "loops/audio_decode.py", "        s.origin = at\n", ""),
+    Mutant("a vocoder does not say that it begins", "loops/audio_decode.py", "        s.origin = at\n", "", "rebuild_core.a_vocoder_begins_again_at_its_segment()"),
     Mutant("a painter goes on from nothing", "loops/diffusion_denoise.py", "s.step = s.origin = s.saved[0]", "pass"),
     Mutant(
         "what was saved is not sent",

@@ -278,3 +278,17 @@ def test_what_was_done_twice_is_not_learned() -> None:
     say(sim)
     sim.finish_all()
     assert any(p.units > 0.0 for p in sim.core.scheduler.costs.paces.values())
+
+
+def test_a_vocoder_begins_again_at_its_segment() -> None:
+    """Clauses before the one that is spoken are not decoded again: their sound is out, and a segment can be decoded alone."""
+    begun = []
+    for seed in range(6):
+        made = world(Ask(6, seed, 5, None, 1))
+        while made.flight:
+            told = made.answer(0)
+            made.turn(told + made.preempt(1), later=0.001)
+            rows = [row for mail in made.mail.values() for m in mail if isinstance(m, RunBatch) for row in m.rows]
+            begun += [row.payload.start for row in rows if row.loop == "speak" and row.payload.fresh]
+        undisturbed(made)
+    assert any(begun) and begun.count(0) > 1, begun
