@@ -208,6 +208,7 @@ def test_a_worker_that_is_declared_lost_says_nothing_more(process: Callable[...,
     desk = process()
     batch = desk.send("sleep", s=0.3)
     time.sleep(0.05)
+    desk.executor._child.kill = lambda: None  # so that it does answer
     desk.executor.lose("it hangs")
     assert desk.reports == [ExecutorDown("cpu#1", "it hangs", back=True)]
     desk.executor.lose("again")  # nobody lives: nothing to lose
@@ -264,6 +265,14 @@ def test_closing_while_an_op_runs_waits_for_it_or_kills(process: Callable[..., D
     assert time.monotonic() - start < 3 and hung.reports == []
 
 
+def test_what_a_terminal_sends_to_all_is_for_the_parent(process: Callable[..., Desk]) -> None:
+    desk = process()
+    first = desk.executor.pid
+    assert first is not None
+    os.kill(first, signal.SIGINT)
+    assert desk.ask("pid").items["out"] == [first]
+
+
 def test_two_at_once(process: Callable[..., Desk]) -> None:
     one, other = process(), process()
     assert one.ask("pid").items["out"] != other.ask("pid").items["out"]
@@ -277,14 +286,17 @@ def test_two_at_once(process: Callable[..., Desk]) -> None:
 
 def test_a_thread_that_is_lost_is_replaced_and_its_late_answer_unheard() -> None:
     desk = Desk(ThreadExecutor("cpu#1", specs(), {}))
+    ops, carried_out = desk.executor.experts["toy/toy"].ops, []
+    ops["count"] = lambda rows, slots: carried_out.append(rows)
     batch = desk.send("sleep", s=0.2)
-    desk.executor.send(call("cpu#1", 50, "pid"))  # queued behind it: never carried out
+    desk.executor.send(call("cpu#1", 50, "count"))  # queued behind it
     time.sleep(0.05)
     desk.executor.lose("it hangs")
     assert desk.reports == [ExecutorDown("cpu#1", "it hangs", back=True), ExecutorUp("cpu#2", ("toy/toy",), {})]
     assert desk.ask("echo", values=(4,)).items["out"] == [4]
     time.sleep(0.3)
     assert not [r for r in desk.reports if getattr(r, "batch", 0) in (batch, 50) and r.executor == "cpu#1"]
+    assert carried_out == []
     desk.executor.close()
 
 
