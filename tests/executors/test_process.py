@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process_toys import Desk, call, folders, specs, workers
+from process_toys import Desk, call, shared, specs, workers
 
 from omni_runtime.errors import CardError, CheckpointError, CheckpointWarning, LoadError, MissingExtra
 from omni_runtime.executors.process import ProcessExecutor
@@ -45,11 +46,13 @@ def process() -> Iterator[Callable[..., Desk]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of the workers, files and folders of each test."""
-    before = workers(), folders(), set(os.listdir("/dev/shm"))
+    (room := tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(room))
+    before = workers(), shared()
     yield
-    assert (workers() - before[0], folders() - before[1], set(os.listdir("/dev/shm")) - before[2]) == (set(), set(), set())
+    assert (workers() - before[0], shared() - before[1], os.listdir(room)) == (set(), set(), [])
 
 
 # -- What it answers
