@@ -17,6 +17,7 @@ from omni_runtime.executors.lineup import kind_named
 from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
+from omni_runtime.replay.command import replay as replay_log
 from omni_runtime.simulate.command import Scene
 from omni_runtime.simulate.command import simulate as simulate_scene
 
@@ -30,6 +31,8 @@ executor_option = typer.Option(help="where the model runs: thread, or process (a
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1, max=256)
 timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
 trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
+record_option = typer.Option(help="also write all that the scheduler is fed into this file, for `omni replay`")
+redact_option = typer.Option("--redact", help="with --record: stand-ins for texts, tokens and whatever else is private")
 live_option = typer.Option("--live/--no-live", help="show what runs below the answer; by default on a terminal, never elsewhere")
 
 
@@ -44,6 +47,8 @@ def demo(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
 ) -> None:
     """Answer a question in text and speech, from real weights, on this CPU."""
     ask(
@@ -58,6 +63,8 @@ def demo(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
         )
     )
 
@@ -89,6 +96,8 @@ def run(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
 ) -> None:
     """Ask one question."""
@@ -120,6 +129,8 @@ def run(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
             checkpoint=checkpoint,
         )
     )
@@ -143,6 +154,8 @@ def paint(
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
 ) -> None:
     """Paint one picture."""
     draw(
@@ -163,6 +176,8 @@ def paint(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
         )
     )
 
@@ -252,6 +267,8 @@ def calibrate(
     threads: Annotated[int | None, threads_option] = None,
     executor: Annotated[str, executor_option] = "thread",
     trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Measure what batches take and how loops advance, with real requests."""
@@ -259,4 +276,15 @@ def calibrate(
         levels = tuple(int(level) for level in concurrency.split(","))
     except ValueError:
         raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json, kind_named(executor)))
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, kind_named(executor)))
+
+
+@cli.command()
+def replay(
+    log: Annotated[Path, typer.Argument(help="what --record wrote")],
+    story: Annotated[int | None, typer.Option(help="tell what led this request to where it is")] = None,
+    until: Annotated[int | None, typer.Option(help="stop after this feed")] = None,
+    full: Annotated[bool, typer.Option("--full", help="show all decisions of the feed that differs")] = False,
+) -> int:
+    """Take the recorded decisions again, and tell the first that differs; the status is 1 then."""
+    return replay_log(log, story, until, full)

@@ -25,7 +25,8 @@ REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgo
 class Observer(Protocol):
     """Is told after every feed, in the thread that feeds, what came in, what was said inside and what went out.
 
-    It changes nothing that it is given and is back within microseconds. One that raises is told nothing more.
+    It changes nothing that it is given and is back within microseconds. One that raises is told nothing more. One with a method
+    `before(now, inputs)` is told each feed before it is applied, too: the feed that breaks the core has no after.
     """
 
     def see(
@@ -49,6 +50,7 @@ class Core:
             hung; None: whatever it takes.
         tenants: weights by name; see `Scheduler`.
         observers: are told what happens; they decide nothing, and without any nothing is gathered.
+        remembered: entries of the log that `story` reads; None: all.
     """
 
     def __init__(
@@ -60,13 +62,14 @@ class Core:
         policy: Policy | None = None,
         tenants: Mapping[str, float] | None = None,
         watchdog: tuple[float, float] | None = None,
+        remembered: int | None = REMEMBERED,
     ) -> None:
         self.observers = list(observers)
         self.watchdog = watchdog
         self.scheduler = Scheduler(limits, max_runs, costs, policy, tenants)
         policy = self.scheduler.policy
         self.flow = Flow(self.scheduler.costs, policy.sized, self.scheduler.supply.safe, policy.whole)
-        self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
+        self._log: deque[tuple[float, Any]] = deque(maxlen=remembered)
 
     def feed(self, now: float, *inputs: Input) -> list[Command]:
         """The one door. Commands are to be carried out in the order given.
@@ -75,6 +78,8 @@ class Core:
             now: seconds on any clock that never runs backwards.
         """
         flow, scheduler = self.flow, self.scheduler
+        if self.observers:
+            self._show("before", now, inputs)
         flow.now = now
         out: list[Command] = []
         flow.out = out
@@ -113,15 +118,14 @@ class Core:
         scheduler.billed.clear()
         if said is not None:
             flow.observed = False  # whoever only looks, as `check` does, is not told about
-            self._show(now, inputs, said, out)
+            self._show("see", now, inputs, said, out)
         return out
 
-    def _show(
-        self, now: float, inputs: Sequence[Input], said: Sequence[Event | Blocked | Instruction], commands: Sequence[Command]
-    ) -> None:
+    def _show(self, hook: str, now: float, *what: Any) -> None:
         for observer in list(self.observers):
             try:
-                observer.see(now, inputs, said, commands)
+                if (told := getattr(observer, hook, None)) is not None:
+                    told(now, *what)
             except Exception as error:  # whoever looks on must not hurt whoever works
                 self.observers.remove(observer)
                 self._log.append((now, f"observer {type(observer).__name__} raised {error!r} and is told nothing more"))
@@ -162,8 +166,11 @@ class Core:
         for run in self.flow.runs.values():
             assert run.id in self.scheduler.runs, f"run {run.id} has no book"
         if not self.scheduler.where:  # nothing is in flight: whoever is alive waits for an executor that will be back
-            for run in self.flow.runs:
-                assert self.scheduler.runs[run].stranded and self.scheduler.awaited, f"nothing runs: {self.story(run)}"
+            scheduler = self.scheduler
+            stranded = any(scheduler.runs[number].stranded for number in scheduler.supply.streams)
+            for number in self.flow.runs:  # or for those that do so to play, which was promised to them
+                waits = scheduler.runs[number].stranded or (stranded and number in scheduler.admission.held)
+                assert waits and scheduler.awaited, f"nothing runs: {self.story(number)}"
 
     def check_idle(self) -> None:
         """Raises AssertionError unless nothing is alive and every book is at its baseline."""

@@ -6,6 +6,7 @@
     ├── RequestError       (ValueError)  a request with a wrong field; raised by `submit` itself
     ├── CheckpointError    (ValueError)  a weight file that is missing, damaged or of another shape
     ├── ResultError        (ValueError)  what an op gave back cannot be read
+    ├── ReplayError        (ValueError)  a log that cannot be replayed
     ├── LoadError                        a worker process died, or took too long, before it could serve
     ├── MissingExtra       (ImportError) a package of an extra is not installed
     ├── RequestRefused                   nothing of the request ran
@@ -54,6 +55,10 @@ class CheckpointWarning(UserWarning):
 
 class ResultError(OmniError, ValueError):
     """What an op gave back is not what its port promises."""
+
+
+class ReplayError(OmniError, ValueError):
+    """A file is no log that can be replayed here, or is damaged."""
 
 
 class LoadError(OmniError):

@@ -103,6 +103,7 @@ class Result(Struct, frozen=True):
     device_seconds: float = 0.0  # its share of every batch that it was in
     silence: dict[str, float] = field(default_factory=dict)  # seconds in which a sound output had nothing to play, by output
     missed: tuple[str, ...] = ()  # of deadline_s and first_output_s, those that were not met
+    rebuilt: int = 0  # how often loops of it had to make again what an executor had kept for them
 
     @property
     def seed(self) -> int:
@@ -338,6 +339,7 @@ class Handle:
             sample_rates=self.sample_rates,
             device_seconds=end.seconds,
             silence=end.silence,
+            rebuilt=end.rebuilt,
             missed=end.missed,
         )
 

@@ -146,7 +146,8 @@ class Dispatch(Struct, frozen=True):
 
 
 class Admitted(Struct, frozen=True):
-    """The run may hold this many blocks, by loop. Depends on the size of the pools only, never on who else is there."""
+    """The run is let in, perhaps again. It may hold this many blocks, by loop, which depends on the size of the pools only, never
+    on who else is there."""
 
     run: int
     blocks: dict[str, int]
@@ -158,6 +159,13 @@ class Evict(Struct, frozen=True):
     run: int
     loops: tuple[str, ...]
     why: str  # memory | preempted | lost
+
+
+class Parked(Struct, frozen=True):
+    """An offer waits for KV blocks, or for its executor to be back. Told to observers; nothing follows from it."""
+
+    run: int
+    loop: str
 
 
 class Held(Struct, frozen=True):
@@ -190,4 +198,4 @@ class Finish(Struct, frozen=True):
     run: int
 
 
-Instruction = Dispatch | Forget | Evict | Admitted | Held | Refuse | Fail | Finish
+Instruction = Dispatch | Forget | Evict | Parked | Admitted | Held | Refuse | Fail | Finish

@@ -39,6 +39,8 @@ class Order(Struct, frozen=True):
     timeline: Path | None = None
     trace: Path | None = None
     live: bool | None = None
+    record: Path | None = None
+    redact: bool = False
 
 
 def draw(order: Order) -> None:
@@ -50,7 +52,8 @@ def draw(order: Order) -> None:
     image_file()  # before anything is loaded
     if not order.out.resolve().parent.is_dir():
         raise RequestError(f"{order.out}: its folder does not exist; make it first")
-    watch = Watch(order.timeline, order.trace, False if order.json else order.live, title=order.prompt[:60])
+    live = False if order.json else order.live
+    watch = Watch(order.timeline, order.trace, live, order.prompt[:60], order.record, order.redact)
     card = sd3(str(order.checkpoint))
     program = paint(card)
     asked = {name: getattr(order, name) for name in ("steps", "guidance_scale", "width", "height")}
@@ -59,7 +62,8 @@ def draw(order: Order) -> None:
     outputs = ("image", "progress", "preview") if order.preview_every else ("image", "progress")
     checked = resolve(0, program, 0, given, outputs=outputs, seed=order.seed)[1]  # wrong options, before loading
     began = time.perf_counter()
-    with watch, Runtime([card], threads=order.threads, executor=order.executor, observers=watch.observers) as runtime:
+    chosen: Any = {"threads": order.threads, "executor": order.executor, "record": watch.recording}
+    with watch, Runtime([card], observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         handle = runtime.submit(program, outputs=outputs, seed=order.seed, **given)
         with watch.stream():

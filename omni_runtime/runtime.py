@@ -22,6 +22,7 @@ from omni_runtime.executors.base import Executor
 from omni_runtime.executors.lineup import Kind, kind_named, lineup
 from omni_runtime.handle import MAX_TIMEOUT, Handle, OutputKind
 from omni_runtime.program import Program
+from omni_runtime.replay.log import Recording, RecordLog, check_writable
 from omni_runtime.request import SEEDS, resolve
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.policy import policy_named
@@ -61,6 +62,7 @@ class Runtime:
         max_requests: live requests before new ones are refused as overload.
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
         observers: are told of every step, such as `observe.Recorder()`; one that raises hurts nobody.
+        record: path of a log of all that the core is fed, for `omni replay`; or a `replay.Recording`, which can be redacted.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
         policy: in which order steps run: "deadline"; the others are there to compare with, see `scheduler/policy.py`.
         tenants: weight of each tenant's share of the devices. Without any, every tenant that comes has the same; with some,
@@ -99,6 +101,7 @@ class Runtime:
         hang_after_s: float | None = 120.0,
         hang_factor: float = 20.0,
         observers: Iterable[Observer] = (),
+        record: Recording | str | Path | None = None,
     ) -> None:
         if isinstance(cards, ModelCard | str | Program):
             raise CardError(f"cards: a list of ModelCards is needed, not {str(cards)[:60]!r}; write [card]")
@@ -121,6 +124,11 @@ class Runtime:
             hang_factor=hang_factor,
         )
         watching = _observers(observers)
+        recording = Recording(record) if isinstance(record, str | Path) else record
+        if recording is not None:
+            if not isinstance(recording, Recording):
+                raise CardError(f"record: a path or a Recording is needed, not {record!r:.60}")
+            check_writable(recording.path)
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):
             raise CardError(f"give one or more cards of different names, not {[c.name for c in cards]}")
@@ -154,9 +162,15 @@ class Runtime:
         watchdog = None if hang_after_s is None else (hang_after_s, hang_factor)
         core = Core(batch_limits(*cards), max_requests, watching, learned, policy_named(policy), options.tenants, watchdog)
         core.scheduler.admission.most = max_waiting
-        self._engine = Engine(core, executors, time.monotonic)
+        self._record = log = RecordLog(recording, core, cards) if recording is not None else None
+        try:
+            self._engine = Engine(core, executors, time.monotonic)
+        except BaseException:
+            if log is not None:
+                log.close()
+            raise
         # A runtime that is dropped, or alive when Python ends, is closed: a thread inside an op at exit aborts the process.
-        self._closing = weakref.finalize(self, Engine.close, self._engine)
+        self._closing = weakref.finalize(self, _close, self._engine, log)
 
     def submit(
         self,
@@ -266,6 +280,8 @@ class Runtime:
         if not 0.0 <= grace_s <= MAX_TIMEOUT:
             raise ValueError(f"grace_s={grace_s!r}: seconds from 0 to {MAX_TIMEOUT:.0f} are needed")
         self._engine.close(grace_s)
+        if self._record is not None:
+            self._record.close()
         self._closing.detach()
 
     def __enter__(self) -> Runtime:
@@ -273,6 +289,14 @@ class Runtime:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _close(engine: Engine, log: RecordLog | None) -> None:
+    try:
+        engine.close()
+    finally:
+        if log is not None:
+            log.close()
 
 
 def _tuples(workers: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -268,7 +268,7 @@ class SimulatedExecutor:
         schedule = (p.step, p.steps, p.sigma, p.target, p.timestep, p.guidance_scale)
         latent = mix(latent, *schedule, *p.size, *given)
         memory.after = (p.step + 1, latent)
-        tensors = {port: (self._keep(row, port, p.step, mix(latent, port)),) for port in p.keep}
+        tensors: dict[str, tuple[TensorRef, ...]] = {port: (self._keep(row, port, p.step, mix(latent, port)),) for port in p.keep}
         return StepResult(items={"latent": np.array([latent], np.int64)} if p.save else {}, tensors=tensors)
 
     def _call(self, spec: LoopSpec, row: Row, p: CallStep) -> StepResult:

@@ -20,6 +20,7 @@ from omni_runtime.orders import (
     Forget,
     Held,
     Instruction,
+    Parked,
     Preempted,
     Rebuilt,
     Refuse,
@@ -204,6 +205,9 @@ class Flow(Walk):
             node.offered = None
             self.touch(node)
 
+    def _parked(self, order: Parked) -> None:
+        """Nothing changes for the flow: the offer stands."""
+
     def _admitted(self, order: Admitted) -> None:
         run = self.runs[order.run]
         for loop, blocks in order.blocks.items():
@@ -263,6 +267,7 @@ INPUTS: dict[type, Callable[[Flow, Any], None]] = {
 ORDERS: dict[type, Callable[[Flow, Any], None]] = {
     Dispatch: Flow._dispatch,
     Evict: Flow._evict,
+    Parked: Flow._parked,
     Admitted: Flow._admitted,
     Held: Flow._held,
     Refuse: Flow._refuse,

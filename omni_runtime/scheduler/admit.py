@@ -101,12 +101,15 @@ class Admission:
     Args:
         supply: which promises can be kept.
         coming: whether an executor with an expert will be back.
+        nowhere: a sentence for when none will.
         memory: gives blocks, and takes them from juniors of whoever is in front.
         most: promised runs that may wait; more are refused with the time after which to try again.
     """
 
-    def __init__(self, supply: Supply, memory: Memory, coming: Callable[[str], bool], most: int = 64) -> None:
-        self.coming = coming
+    def __init__(
+        self, supply: Supply, memory: Memory, coming: Callable[[str], bool], nowhere: Callable[[str], str], most: int = 64
+    ) -> None:
+        self.coming, self.nowhere = coming, nowhere
         self.waiting: dict[int, RunBook] = {}
         self.changed = False  # a run came, or memory was freed
         self.turn = 0.0  # of who was admitted last
@@ -158,6 +161,9 @@ class Admission:
         self.look = now + LOOK
         admitted: list[RunBook] = []
         blocked: set[Pool] = set()
+        claimed = [(pool, run) for pool, runs in self.memory.claims.items() for run in runs if run.id in self.waiting]
+        for pool, run in claimed:  # only who is in front may claim: one behind him would keep him out, and wait for him
+            del self.memory.claims[pool][run]
         ahead = 0  # promised runs that go on waiting
         for run in self.order():
             if run.stale or not self._placed(executors, run, out):
@@ -177,6 +183,8 @@ class Admission:
                 continue
             self._enter(executors, run, out)
             admitted.append(run)
+        self.memory.moved.update(pool for pool, run in claimed if run not in self.memory.claims[pool])
+        self.changed = self.changed or bool(admitted)  # turns have moved: another tenant may be in front
         return admitted
 
     def _placed(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
@@ -186,11 +194,11 @@ class Admission:
         for claim in run.claims or ():
             if place(executors, run, claim.expert) is None:
                 if self.coming(claim.expert):
-                    run.stranded = True
+                    self.memory.strand(run)
                 else:
                     del self.waiting[run.id]
                     run.doomed = True
-                    out.append(Fail(run.id, "lost", f"no executor has {claim.expert!r} with room for it"))
+                    out.append(Fail(run.id, "lost", self.nowhere(claim.expert)))
                 return False
         if run.granted is None:
             granted = _rooms(executors, run)
@@ -219,8 +227,8 @@ class Admission:
 
     def _enter(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> None:
         """There is room: a run takes it."""
-        for pool in [pool for pool, claims in self.memory.claims.items() if claims.pop(run, None) is not None]:
-            self.memory.moved.add(pool)
+        for claims in self.memory.claims.values():
+            claims.pop(run, None)
         if run.whole:
             for claim in run.claims or ():
                 ledger = executors[run.homes[claim.expert]].ledgers[claim.expert]
@@ -243,7 +251,7 @@ class Admission:
             run.entered = True
             self.turn = max(tenant.turn, self.turn)
             tenant.turn = self.turn + 1.0 / tenant.weight
-            out.append(Admitted(run.id, run.granted or {}))
+        out.append(Admitted(run.id, run.granted or {}))
 
     def _hold(self, run: RunBook, ahead: int, now: float, out: list[Any]) -> None:
         """A promised run must wait: it is told how long, or refused where that is longer than it can use."""

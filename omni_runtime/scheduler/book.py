@@ -146,7 +146,6 @@ class RunBook:
         self.closing = False
         self.seconds = 0.0  # of devices, its share of every batch that it was in
 
-
     @property
     def whole(self) -> bool:
         """It comes in with all that it may ever hold."""

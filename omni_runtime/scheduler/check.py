@@ -63,11 +63,7 @@ def check(s: Scheduler) -> None:
     for run in s.admission.order():  # the first one waits for memory that somebody holds, or it would have been let in
         if run.id in s.admission.held or run.stranded or (needs := s.admission.needs(s.executors, run)) is None:
             continue
-        short = [
-            pool
-            for pool, n in needs.items()
-            if n > s.memory.spare(pool, s.executors[pool[0]].ledgers[pool[1]], run)
-        ]
+        short = [pool for pool, n in needs.items() if n > s.memory.spare(pool, s.executors[pool[0]].ledgers[pool[1]], run)]
         assert short, f"run {run.id} waits for nothing"
         break
 

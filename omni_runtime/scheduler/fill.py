@@ -156,9 +156,9 @@ class Batch:
                         continue
                     extra = price
             kind = unit.kind
-            if (kind.block or kind.fixed) and (not offer.held or unit.cached + unit.lo > offer.cover):
-                if not self.grow(offer, picked):
-                    continue
+            lacks = (kind.block or kind.fixed) and (not offer.held or unit.cached + unit.lo > offer.cover)
+            if lacks and not self.grow(offer, picked):
+                continue
             if self.slack < NEVER:
                 self.extra += extra
                 self.seconds += price

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from omni_runtime.orders import Forget
+from omni_runtime.orders import Forget, Parked
 from omni_runtime.scheduler.book import ExecBook, Offer, RunBook
 from omni_runtime.scheduler.ledger import Ledger
 
@@ -35,7 +35,7 @@ class Memory:
         claims = self.claims.get(pool)
         if not claims:
             return ledger.spare
-        return ledger.spare - sum(n for other, n in claims.items() if other is not run and (run is None or not _junior(other, run)))
+        return ledger.spare - sum(n for other, n in claims.items() if run is None or (other is not run and _junior(run, other)))
 
     def grow(self, ex: ExecBook, offer: Offer, picked: list[Offer], out: list[Any]) -> bool:
         """Gives an offer the blocks that its least needs, taken from juniors if need be; or parks it.
@@ -54,6 +54,7 @@ class Memory:
         self.claims.setdefault(pool, {})[run] = n
         self.parked.setdefault(pool, {})[offer] = None
         offer.parked = True
+        out.append(Parked(run.id, offer.unit.loop))
         return False
 
     def extra(self, ex: ExecBook, offer: Offer, n: int) -> int:
@@ -90,9 +91,10 @@ class Memory:
         if lacks <= 0:
             return True
         holders: dict[RunBook, int] = {}
-        for key, blocks in ledger.held.items():
+        for key in dict.fromkeys([*ledger.held, *ledger.reserved]):
             if key not in ledger.kept and (holder := self.runs[key[0]]) is not run:
-                holders[holder] = holders.get(holder, 0) + len(blocks)
+                blocks = max(len(ledger.held.get(key, ())), ledger.reserved.get(key, 0))
+                holders[holder] = holders.get(holder, 0) + blocks
         lacks -= sum(blocks for holder, blocks in holders.items() if holder.closing or holder.doomed or holder.leaving)
         victims = []
         juniors = [h for h in holders if not (h.closing or h.doomed or h.leaving or h.reserved) and _junior(h, run)]
@@ -114,6 +116,12 @@ class Memory:
             return True
         self.claims.setdefault(pool, {})[run] = n
         return False
+
+    def strand(self, run: RunBook) -> None:
+        """A run waits for an executor: it is the most junior of all now, and others may have what it holds."""
+        if not run.stranded:
+            run.stranded = True
+            self.moved.update(self.parked)
 
     def dismiss(self, run: RunBook, why: str) -> None:
         """A run that has units in flight is to leave: it begins nothing more."""

@@ -32,7 +32,14 @@ class Policy:
         return run.since[0]
 
     def choose(
-        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, grow: Grow, now: float
+        self,
+        queues: Queues,
+        ex: ExecBook,
+        limits: dict[tuple[str, str], OpLimits],
+        costs: Costs,
+        supply: Supply,
+        grow: Grow,
+        now: float,
     ) -> tuple[Group, Batch] | None:
         """The next batch of an executor, with its members, or None where nothing may run."""
         group = queues.head(ex, ex.groups)
@@ -41,7 +48,6 @@ class Policy:
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow)
         pick(queues.heaps[ex.name][group], batch)
         return group, batch
-
 
     def lose(self, executor: str) -> None:
         """An executor is gone."""
@@ -62,7 +68,14 @@ class Deadline(Policy):
         return due
 
     def choose(
-        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, grow: Grow, now: float
+        self,
+        queues: Queues,
+        ex: ExecBook,
+        limits: dict[tuple[str, str], OpLimits],
+        costs: Costs,
+        supply: Supply,
+        grow: Grow,
+        now: float,
     ) -> tuple[Group, Batch] | None:
         several = len(ex.shares) > 1
         group = queues.head(ex, ex.groups, several)
@@ -123,7 +136,14 @@ class Requests(Policy):
         self.captured.pop(executor, None)
 
     def choose(
-        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, grow: Grow, now: float
+        self,
+        queues: Queues,
+        ex: ExecBook,
+        limits: dict[tuple[str, str], OpLimits],
+        costs: Costs,
+        supply: Supply,
+        grow: Grow,
+        now: float,
     ) -> tuple[Group, Batch] | None:
         group, loops = self.captured.get(ex.name, (None, {}))
         ready = [offer for offer in loops if offer.live and offer.queued and not offer.parked]

@@ -13,10 +13,7 @@ from omni_runtime.orders import (
     Closed,
     Dispatch,
     Event,
-    Evict,
-    Fail,
     Finish,
-    Forget,
     Instruction,
     LoopDone,
     Preempted,
@@ -26,21 +23,18 @@ from omni_runtime.orders import (
     UnitReady,
     Withdrawn,
 )
-from omni_runtime.scheduler.admit import Admission, hosts, place
+from omni_runtime.scheduler.admit import Admission, hosts
 from omni_runtime.scheduler.book import Bill, ExecBook, Offer, RunBook, Tenant
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.fill import Queues, grants
+from omni_runtime.scheduler.holdings import Holdings
 from omni_runtime.scheduler.memory import Memory
 from omni_runtime.scheduler.policy import Deadline, Policy
 from omni_runtime.scheduler.supply import Supply
-from omni_runtime.work import ExecutorDown, ExecutorUp, WorkUnit, base
-
-DEATHS = 3  # executors that die one after the other with a unit alone on them: then it is the unit
-COMPANY = 2  # executors that die over a batch, before its members run alone
-NOBODY = (0, 0, 0)
+from omni_runtime.work import ExecutorDown, ExecutorUp
 
 
-class Scheduler:
+class Scheduler(Holdings):
     """Ranks offers, fills batches and keeps the books.
 
     Args:
@@ -70,9 +64,10 @@ class Scheduler:
         self.runs: dict[int, RunBook] = {}
         self.executors: dict[str, ExecBook] = {}
         self.awaited: dict[str, frozenset[str]] = {}  # executors that will be back, by their base name: what they host
+        self.gone: dict[str, str] = {}  # expert -> how the last executor that hosted it went
         self.supply = Supply(self.costs, {key: (op.units, op.size) for key, op in limits.items()})
         self.memory = Memory(self.runs, self._evict)
-        self.admission = Admission(self.supply, self.memory, self._coming)
+        self.admission = Admission(self.supply, self.memory, self._coming, self._nowhere)
         self.queues = Queues()
         self.seq = 0
         self.batches = 0
@@ -153,36 +148,10 @@ class Scheduler:
             return
         self.seq += 1
         offer.seq, offer.due, offer.live, offer.queued = self.seq, self.policy.rank(run, event.due), True, False
-        if self._may(run, unit):
+        if run.admitted or self._may(run, unit):
             self._queue(offer, out)
         else:
             self.admission.changed = True  # it comes in with what its first unit needs
-
-    @staticmethod
-    def _may(run: RunBook, unit: WorkUnit) -> bool:
-        """Whether a unit may run before its run is let in: it holds no memory, and nothing is promised."""
-        return run.admitted or not (unit.kind.block or unit.kind.fixed or (run.promised and run.claims is not None))
-
-    def _queue(self, offer: Offer, out: list[Instruction]) -> None:
-        if offer.home is None:
-            expert = offer.unit.kind.expert
-            offer.home = place(self.executors, offer.run, expert)
-            if offer.home is None:
-                if self._coming(expert):
-                    offer.run.stranded = True
-                else:
-                    self._fail(offer.run, "lost", f"no executor hosts {expert!r} any more, or with pools too small for it", out)
-                return
-        ex = self.executors[offer.home]
-        tenant = offer.run.tenant
-        if tenant not in ex.shares:
-            # Where it would be by now; at the clock, newcomers without end with a unit each would all begin before who is a unit
-            # ahead. Never behind everybody.
-            ex.shares[tenant] = max(ex.clock, min(ex.even, max(ex.shares.values(), default=0.0)))
-        elif len(ex.shares) > 1 and ex.shares[tenant] < ex.clock and not self.queues.waits(ex, tenant):
-            ex.shares[tenant] = ex.clock  # for the time when it wanted nothing it has nothing to make up for
-        offer.queued = True
-        self.queues.push(offer)
 
     def _withdrawn(self, event: Withdrawn, out: list[Instruction]) -> None:
         run = self.runs.get(event.run)
@@ -209,21 +178,6 @@ class Scheduler:
         self.memory.forget(run)
         self._finish(run, out)
 
-    def _rebuilt(self, event: Rebuilt, out: list[Instruction]) -> None:
-        run = self.runs.get(event.run)
-        if run is not None:
-            run.stale = False
-
-    def _preempted(self, event: Preempted, out: list[Instruction]) -> None:
-        """Who was promised that nothing is taken from him gives it up for a moment, and comes in again first."""
-        run = self.runs.get(event.run)
-        if run is None or run.closing or run.doomed or run.stale or run.leaving or not run.rebuilds:
-            return
-        if run.flying:
-            self.memory.dismiss(run, "preempted")
-        else:
-            self._evict(run, "preempted", out)
-
     # -- Events of executors
 
     def _batch_done(self, event: BatchDone, out: list[Instruction]) -> None:
@@ -238,10 +192,12 @@ class Scheduler:
         for offer in self._return(event.batch, part):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            if offer.chain and ex.reuse and offer.held and not run.closing:  # of a closed run the unit may have been left out of the batch
+            # Of a closed run the unit may have been left out of the batch.
+            if offer.chain and ex.reuse and offer.held and not run.closing:
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
-            self._back(run, out)
+            if run.closing or run.leaving:
+                self._back(run, out)
 
     def _batch_failed(self, event: BatchFailed, out: list[Instruction]) -> None:
         """One member is guilty and nobody knows which: each runs alone until it is past the step that failed."""
@@ -253,143 +209,6 @@ class Scheduler:
             else:
                 run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
                 self._back(run, out)
-
-    def _up(self, event: ExecutorUp, out: list[Instruction]) -> None:
-        assert event.executor not in self.executors, f"executor {event.executor!r} is up twice; a restarted one needs a new name"
-        self.executors[event.executor] = ExecBook(event)
-        self.awaited.pop(base(event.executor), None)
-        self._place_again(out)
-
-    def _place_again(self, out: list[Instruction]) -> None:
-        """An executor has come that runs may have waited for, or none will."""
-        self.admission.changed = True
-        for run in [run for run in self.runs.values() if run.stranded]:
-            run.stranded = False
-            for offer in list(run.offers.values()):
-                if offer.live and not offer.queued and self._may(run, offer.unit):
-                    self._queue(offer, out)
-
-    def _down(self, event: ExecutorDown, out: list[Instruction]) -> None:
-        """Loops that kept something there go back to where they can make it again; the others never notice."""
-        name = event.executor
-        ex = self.executors.get(name)
-        if ex is None:
-            if not event.back and self.awaited.pop(base(name), None) is not None:
-                self._place_again(out)
-            return
-        if event.back:
-            self.awaited[base(name)] = ex.experts
-        guilty = self._suspect(ex)
-        for batch in list(ex.flying):
-            self._return(batch)
-        del self.executors[name]
-        self.queues.drop(name)
-        self.memory.lose(name)
-        self.policy.lose(name)
-        why = f"executor {name!r} is gone: {event.reason}"
-        for run in list(self.runs.values()):
-            lost = [expert for expert, home in run.homes.items() if home == name]
-            if not lost:
-                continue
-            for expert in lost:
-                del run.homes[expert]
-            if run.closing:
-                self._finish(run, out)
-            elif run.doomed:
-                continue
-            elif run in guilty:
-                self._fail(run, "failed", f"{guilty[run]}; the last time {why}", out)
-            else:
-                self._lose(run, name, why, out)
-
-    def _suspect(self, ex: ExecBook) -> dict[RunBook, str]:
-        """Who ran when an executor died: at the second time alone from now on; fails if it happens DEATHS times that way."""
-        guilty: dict[RunBook, str] = {}
-        members = next(iter(ex.flying.values()), [])
-        for offer in members:
-            run, unit = offer.run, offer.unit
-            all_, alone, furthest = run.deaths.get(unit.loop, NOBODY)
-            all_, alone, furthest = all_ + 1, alone + (len(members) == 1), max(unit.at, furthest)
-            run.deaths[unit.loop] = (all_, alone, furthest)
-            if all_ >= COMPANY:
-                run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
-            if alone >= DEATHS and not run.closing:
-                guilty[run] = f"{unit.loop}: {alone} executors died with this step alone on them"
-        return guilty
-
-    def _lose(self, run: RunBook, executor: str, why: str, out: list[Instruction]) -> None:
-        """What an executor kept for a run is gone; what others keep stays."""
-        loops = [loop for loop, offer in run.offers.items() if offer.home == executor and (offer.ran or offer.held)]
-        if not run.entered:
-            run.granted = None
-        for offer in run.offers.values():
-            if offer.home == executor:
-                offer.lose()
-                offer.home = None
-            offer.live = offer.queued = False
-        self.memory.forget(run)
-        run.reserved = False
-        run.stale = True
-        out.append(Evict(run.id, tuple(loops), "lost"))
-        self._back(run, out)
-
-    def _coming(self, expert: str) -> bool:
-        """Whether an executor that hosts an expert will be back."""
-        return any(expert in experts for experts in self.awaited.values())
-
-    # -- Giving back
-
-    def _back(self, run: RunBook, out: list[Instruction]) -> None:
-        """A unit is back: if it was the last one, what waits for that is done."""
-        if run.flying:
-            return
-        if run.closing:
-            self._finish(run, out)
-        elif run.leaving and not run.doomed:
-            self._evict(run, run.leaving, out)
-
-    def _evict(self, run: RunBook, why: str, out: list[Instruction]) -> None:
-        """Takes everything from a run that executors keep for it, and sends it back to the door."""
-        assert not run.flying and not run.closing, f"run {run.id} cannot be evicted"
-        run.leaving = ""
-        loops = [loop for loop, offer in run.offers.items() if offer.ran or offer.held]
-        self.memory.forget(run)
-        for loop in loops:
-            offer = run.offers[loop]
-            self._drop(offer, out)
-        for claim in run.claims or ():  # what was reserved and not used
-            if (ex := self.executors.get(run.homes.get(claim.expert, ""))) is not None:
-                ex.ledgers[claim.expert].drop(run.id, claim.loop)
-                self.memory.moved.add((ex.name, claim.expert))
-        for offer in run.offers.values():
-            offer.lose()
-        run.stale, run.reserved = True, False
-        out.append(Evict(run.id, tuple(loops), why))
-        if run.admitted:
-            run.admitted = False
-            run.tenant.admitted -= 1
-            self.admission.waiting[run.id] = run
-        self.admission.changed = True
-
-    def _drop(self, offer: Offer, out: list[Instruction]) -> None:
-        """What an executor keeps for a loop may go."""
-        ex = self.executors.get(offer.home or "")
-        if ex is None:
-            return
-        expert = offer.unit.kind.expert
-        if ex.ledgers[expert].drop(offer.run.id, offer.unit.loop):
-            self.memory.moved.add((ex.name, expert))
-            self.admission.changed = True
-        if offer.ran:
-            out.append(Forget(ex.name, ((offer.run.id, offer.unit.loop),)))
-
-    @staticmethod
-    def _fail(run: RunBook, reason: str, detail: str, out: list[Instruction]) -> None:
-        """The run must end. Until its `Closed` comes, nothing of it may be placed or picked: it may have lost its home."""
-        run.doomed = True
-        for offer in run.offers.values():
-            offer.live = False
-        out.append(Fail(run.id, reason, detail))
 
     # -- Planning
 
@@ -448,72 +267,6 @@ class Scheduler:
         """Device-seconds of a run that is alive or has just ended."""
         book = self.runs.get(run)
         return self.billed.get(run, 0.0) if book is None else book.seconds
-
-    def _return(self, batch: int, part: float = 0.0) -> list[Offer]:
-        """Takes a batch from its executor, and charges its units for `part` of what they were predicted to take: all of them
-        before any book closes, since two may be of one run."""
-        ex = self.where.pop(batch)
-        members = ex.flying.pop(batch)
-        del ex.groups[batch], ex.bills[batch]
-        ex.since = self.now
-        for offer in members:
-            run = offer.run
-            del run.flying[offer.unit.loop]
-            run.seconds += offer.cost * part
-        return members
-
-    def _release(self, run: RunBook, loop: str, chain: tuple[bytes, ...], out: list[Instruction]) -> None:
-        """The loop's blocks are free, or kept for others where its executor can copy from them."""
-        offer = run.offers.pop(loop, None)
-        for claim in run.claims or ():  # of what was promised to a loop that never had a step to do
-            if claim.loop == loop and (ex := self.executors.get(run.homes.get(claim.expert, ""))) is not None:
-                self._freed(ex, claim.expert)
-                if offer is None or not offer.held:
-                    ex.ledgers[claim.expert].drop(run.id, loop)
-        if run.claims is not None:
-            run.claims = tuple(c for c in run.claims if c.loop != loop)
-        if offer is None:
-            return
-        ex = self.executors.get(offer.home or "")
-        if ex is None:
-            return
-        ledger = ex.ledgers[offer.unit.kind.expert]
-        if offer.held:
-            self._freed(ex, offer.unit.kind.expert)
-            if ex.reuse and not run.doomed:  # of a failed run nobody knows what the device holds
-                ledger.prefixes.add((run.id, loop), chain)
-                if ledger.keep(run.id, loop):
-                    return
-            ledger.drop(run.id, loop)
-        if offer.ran:
-            out.append(Forget(ex.name, ((run.id, loop),)))
-
-    def _freed(self, ex: ExecBook, expert: str) -> None:
-        """Blocks of a pool may be free: whoever waits for some looks again."""
-        self.admission.changed = True
-        if (ex.name, expert) in self.memory.parked:
-            self.memory.moved.add((ex.name, expert))
-
-    def _finish(self, run: RunBook, out: list[Instruction]) -> None:
-        """Closes the books of an ended run once its last unit is back; two of its loops may come back in one batch."""
-        if run.flying or run.id not in self.runs:
-            return
-        for loop in dict.fromkeys([*run.offers, *(c.loop for c in run.claims or ())]):
-            self._release(run, loop, (), out)
-        for home in run.homes.values():
-            if home in self.executors:
-                self.executors[home].pinned -= 1
-        self.memory.forget(run)
-        del self.runs[run.id]
-        self.billed[run.id] = run.seconds
-        tenant = run.tenant
-        tenant.alive -= 1
-        tenant.seconds += run.seconds
-        tenant.admitted -= run.admitted
-        if not tenant.alive:
-            for ex in self.executors.values():
-                ex.shares.pop(tenant, None)
-        out.append(Finish(run.id))
 
 
 Handler = Callable[[Scheduler, Any, list[Instruction]], None]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from stage import PROGRAMS
 from watch import Watch, say
-from world import PROGRAMS
 
 from omni_runtime.card import OpLimits
 from omni_runtime.executors.simulated import Cost
@@ -121,7 +121,7 @@ def test_priority_is_worth_seconds_of_seniority_at_admission() -> None:
     sim.now += 10.0
     say(sim, prompt=20, tokens=4, priority="high")
     sim.finish_all()
-    assert admitted(sim) == [1, 3, 2, 4]
+    assert admitted(sim) == [1, 3, 1, 2, 4], "it takes what the first one holds, which comes in again after it"
 
 
 def test_two_groups_on_one_executor_both_progress() -> None:

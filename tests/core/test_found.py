@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 
 import pytest
+from asks import Ask, request
 from curse import CURSES, Curse, curses
+from stage import CARDS, LIMITS, PROGRAMS
 from watch import Watch, say
-from world import CARDS, LIMITS, PROGRAMS, Ask, World, request
+from world import World
 
 from omni_runtime.core import Core
 from omni_runtime.executors.simulated import SimulatedExecutor

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from stage import CARDS, PROGRAMS
 from test_fairness import admitted
 from watch import Watch
-from world import CARDS, PROGRAMS
 
 from omni_runtime.executors.simulated import Cost, SimulatedExecutor
 from omni_runtime.scheduler.supply import RESERVE

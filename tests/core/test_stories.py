@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from asks import Ask
 from curse import CURSES, Curse, curses
+from stage import CARDS, CHOICES, PROGRAMS
 from watch import Watch, say
-from world import CARDS, CHOICES, PROGRAMS, Ask, World, solo
+from world import World, solo
 
 from omni_runtime.executors.simulated import Cost, SimulatedExecutor
 from omni_runtime.flow.run import Node

@@ -11,58 +11,28 @@ from collections import deque
 from functools import cache
 from typing import Any, NamedTuple
 
+from asks import AS_IT_COMES, Ask, Wish, again, key, request
 from curse import CURSES, HARM, SPENT, Breakable, Curse, place
-from stage import CARDS, CHOICES, LIMITS, PROGRAMS
+from drawn import calls, chosen, heard
+from stage import CARDS, LIMITS
 
 from omni_runtime.executors.simulated import Cost
-from omni_runtime.request import resolve
 from omni_runtime.sim import SimHandle, Simulation
 from omni_runtime.work import (
     Answer,
-    ArStep,
-    AudioStep,
     Broken,
     Cancel,
     Command,
-    DenoiseStep,
     Drop,
     End,
     ExecutorDown,
     Input,
-    Payload,
     Played,
     Preempt,
-    Row,
     RunBatch,
     StepResult,
-    Submit,
     Waiting,
 )
-
-
-class Ask(NamedTuple):
-    """What a caller wants."""
-
-    choice: int
-    seed: int
-    prompt: int  # tokens, where the caller gives them
-    most: int | None
-    steps: int
-    stop: tuple[str, ...] = ()
-
-
-class Wish(NamedTuple):
-    """How a caller wants it. What it gives must never depend on this."""
-
-    tenant: str = ""
-    deadline: float | None = None
-    first_output: float | None = None
-    promised: bool = False  # only where the outputs have sound
-
-
-AS_IT_COMES = Wish()
-HEARD = {"audio", "low", "high"}  # outputs that are sound
-DECLARED = {"a": 1.0, "b": 3.0}
 
 
 class World(Simulation):
@@ -164,9 +134,9 @@ class World(Simulation):
         allowed = LIMITS[batch.expert, batch.op]
         assert 0 < len(batch.rows) <= allowed.units, "S4: too many units"
         assert sum(row.size for row in batch.rows) <= allowed.size, "S4: too large"
-        assert len({_key(row) for row in batch.rows}) == 1, "S4: a batch of two keys"
-        groups = [(m.expert, m.op, _key(m.rows[0])) for m in queued]
-        assert (batch.expert, batch.op, _key(batch.rows[0])) not in groups, "S4: a group is in flight twice"
+        assert len({key(row) for row in batch.rows}) == 1, "S4: a batch of two keys"
+        groups = [(m.expert, m.op, key(m.rows[0])) for m in queued]
+        assert (batch.expert, batch.op, key(batch.rows[0])) not in groups, "S4: a group is in flight twice"
         table = self.tables.setdefault((batch.executor, batch.expert), {})
         for row in batch.rows:
             slot = (row.run, row.loop)
@@ -179,7 +149,9 @@ class World(Simulation):
             done = self.progress.get(slot, 0) if row.fork is None else row.fork.length
             if slot in self.again:
                 assert row.fork is not None or again(row.payload), f"S2: {slot} cannot begin again at {start}: {row.payload}"
-                assert row.fork is not None or start <= self.again[slot], f"S2: {slot} begins again at {start}, it was at {self.again[slot]}"
+                assert row.fork is not None or start <= self.again[slot], (
+                    f"S2: {slot} begins again at {start}, it was at {self.again[slot]}"
+                )
                 self.began[slot] = start
             else:
                 assert start == done, f"S2: {slot} goes on at {start}, not at {done}"
@@ -191,9 +163,12 @@ class World(Simulation):
                 assert table.setdefault(block, slot) == slot, f"S6: block {block} belongs to {table[block]} and to {slot}"
 
     def _gone(self, slot: tuple[int, str]) -> None:
-        """What an executor kept for a loop is gone: the loop has to begin again, unless it is a call, of which nothing is kept."""
-        if self.kept.pop(slot, None) is not None and slot in self.progress and slot[1].partition("#")[0] not in CALLS:
+        """What an executor kept for a loop is gone: it has to begin again, unless it is a call, of which nothing is kept."""
+        if self.kept.pop(slot, None) is not None and slot in self.progress and not self._is_call(slot):
             self.again[slot] = max(self.again.get(slot, 0), self.progress[slot])
+
+    def _is_call(self, slot: tuple[int, str]) -> bool:
+        return slot[1].partition("#")[0] in calls(chosen(self.asked[slot[0]][0].choice)[0])
 
     # -- What may happen: each gives the inputs of one event
 
@@ -212,7 +187,7 @@ class World(Simulation):
     def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal", wish: Wish = AS_IT_COMES) -> list[Input]:
         if self.shares and wish.tenant not in self.shares:
             wish = wish._replace(tenant=min(self.shares))
-        wish = wish._replace(promised=wish.promised and not HEARD.isdisjoint(CHOICES[ask.choice][1]))
+        wish = wish._replace(promised=wish.promised and heard(ask.choice))
         submit = request(len(self.handles) + 1, ask, priority, wish)
         run = submit.run
         self.wishes[run] = wish
@@ -242,7 +217,7 @@ class World(Simulation):
 
     def played(self, run: int, seconds: float) -> list[Input]:
         """Somebody says what he has heard: of sound or not, of a run that is there or not, more or less than there was."""
-        outputs = CHOICES[self.asked[run][0].choice][1] if run in self.asked else ("audio",)
+        outputs = chosen(self.asked[run][0].choice)[1] if run in self.asked else ("audio",)
         return [Played(run, output, seconds) for output in outputs]
 
     def answer(self, nth: int, wrong: int = 0) -> list[Input]:
@@ -414,30 +389,6 @@ class Alone(NamedTuple):
     shown: dict[str, int]  # progress of the loops that make an output: these must run to their end
 
 
-def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COMES) -> Submit:
-    name, outputs = CHOICES[ask.choice]
-    program = PROGRAMS[name]
-    given: dict[str, Any] = {}
-    for field, kind in program.inputs.items():
-        tokens = [(7 * (ask.seed % 2) + i) % 90 + 1 for i in range(ask.prompt)]  # few, so that many begin alike
-        given[field] = tokens if kind == "token" else f"{ask.seed} {ask.prompt}"
-    for node in program.nodes:
-        kind = program.spec(node).kind
-        if kind == "ar_decode":
-            most = None if ask.most is None else ask.most + 2 * (node == "talk")
-            given[node] = {"max_tokens": 2 if node == "script" else most, "stop": ask.stop}
-        elif kind == "diffusion_denoise":
-            given[node] = {
-                "steps": ask.steps,
-                "width": 1 + ask.seed % 2,
-                "guidance_scale": 1.0 + ask.seed % 3,
-                "preview_every": ask.seed % 4,
-            }
-    wants = {"tenant": wish.tenant, "deadline_s": wish.deadline, "first_output_s": wish.first_output}
-    guarantee = "no-underrun" if wish.promised else None
-    return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority, guarantee=guarantee, **wants)[1]
-
-
 @cache
 def solo(ask: Ask, blocks: int) -> Alone:
     kept, spent = dict(CURSES), set(SPENT)
@@ -455,19 +406,3 @@ def solo(ask: Ask, blocks: int) -> Alone:
     assert handle.end is not None
     shown = {step.name: world.progress.get((1, step.name), 0) for step in plan.steps if step.outputs}
     return Alone(handle.end.reason, handle.chunks, {o: s.finish for o, s in handle.ends.items()}, shown)
-
-
-CALLS = {"tokenize", "encode", "utter", "listen", "image", "glimpse", "split"}
-
-
-def again(payload: Payload) -> bool:
-    """Whether a loop can begin with a step, knowing nothing but what the step says."""
-    if isinstance(payload, AudioStep):
-        return payload.fresh
-    if isinstance(payload, DenoiseStep):
-        return payload.step == 0 or payload.latent is not None
-    return isinstance(payload, ArStep) and payload.start == 0
-
-
-def _key(row: Row) -> Any:
-    return row.payload.size if isinstance(row.payload, DenoiseStep) else ()
