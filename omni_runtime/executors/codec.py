@@ -31,6 +31,10 @@ class Wire:
         self._messages = msgspec.msgpack.Decoder(Message, ext_hook=self._unpack)
         self._reports = msgspec.msgpack.Decoder(Report, ext_hook=self._unpack)
 
+    def close(self) -> None:
+        """Lets go of the shared memory now: a wire and its encoder hold each other until the garbage collector comes."""
+        self._out = self._into = None
+
     def encode(self, value: Message | Report) -> bytes:
         """Bytes of a message or report. What is encoded must be sent, in the same order.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -198,6 +199,24 @@ def test_a_killed_worker_comes_back_and_nothing_reaches_the_wrong_one(process: C
     assert desk.ask("pid").items["out"] == [desk.executor.pid] != [first]
     assert [type(report) for report in desk.reports][:2] == [ExecutorDown, ExecutorUp]
     assert not [r for r in desk.reports if getattr(r, "batch", 0) in (77, 78)]
+
+
+def test_deaths_leave_no_descriptor_and_no_thread(process: Callable[..., Desk]) -> None:
+    desk = process(backoff_s=(0.01, 0.01))
+    counts = []
+    gc.disable()  # it must not take that to free them
+    try:
+        for number in range(2, 5):
+            assert desk.executor.pid is not None
+            desk.ask("echo", values=(np.ones(1 << 16),))
+            os.kill(desk.executor.pid, signal.SIGKILL)
+            desk.wait(ExecutorDown)
+            assert desk.wait(ExecutorUp).executor == f"cpu#{number}"
+            desk.reports.clear()
+            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    finally:
+        gc.enable()
+    assert counts[0] == counts[1] == counts[2]
 
 
 def test_an_op_that_leaves_is_a_death_too(process: Callable[..., Desk]) -> None:
