@@ -1,0 +1,280 @@
+"""Planted bugs in preemption, loss, memory by need and what is carried; `mutants.py` plants them."""
+
+from __future__ import annotations
+
+from planted import Mutant
+
+LOST = [
+    # loops go back
+    Mutant("a decoder keeps what is gone", "loops/ar_decode.py", "        s.cached = 0\n        if s.cond", "        if s.cond"),
+    Mutant("a decoder does not read its conditioning again", "loops/ar_decode.py", "s.conditioning.rewind(0)", "pass"),
+    Mutant(
+        "rows are made twice",
+        "loops/ar_decode.py",
+        "hidden = s.hidden and start >= s.told",
+        "hidden = s.hidden",
+        "rebuild_core.preempted_after_every_unit_that_made_progress(3)",
+    ),
+    Mutant(
+        "a unit is half old and half new",
+        "loops/ar_decode.py",
+        "(s.told if s.hidden and s.cached < s.told else len(s.tokens))",
+        "len(s.tokens)",
+    ),
+    Mutant("a vocoder goes on in the middle", "loops/audio_decode.py", "        s.frames.rewind(at)\n", ""),
+    Mutant(
+        "a vocoder begins again at a wrong frame", "loops/audio_decode.py", "not s.frames.channel.items[at - 1][mark]", "True"
+    ),
+    Mutant("a vocoder does not say that it begins", "loops/audio_decode.py", "        s.origin = at\n", ""),
+    Mutant("a painter goes on from nothing", "loops/diffusion_denoise.py", "s.step = s.origin = s.saved[0]", "pass"),
+    Mutant(
+        "what was saved is not sent",
+        "loops/diffusion_denoise.py",
+        "latent=s.saved[1] if s.step == s.origin else None,",
+        "",
+        "denoise.it_goes_on_from_what_was_saved(3)",
+    ),
+    Mutant(
+        "a saved latent is of the wrong step",
+        "loops/diffusion_denoise.py",
+        's.saved = (s.step + 1, result.items["latent"])',
+        's.saved = (s.step, result.items["latent"])',
+        "denoise.it_goes_on_from_what_was_saved(3)",
+    ),
+    Mutant(
+        "previews are made twice",
+        "loops/diffusion_denoise.py",
+        " and done > self.told else ()",
+        " else ()",
+        "rebuild_core.preempted_after_every_unit_that_made_progress(13)",
+    ),
+    # the flow
+    Mutant("loops are not told", "flow/flow.py", "node.loop.rebuild(node.state)", "pass"),
+    Mutant(
+        "what was offered before counts",
+        "flow/flow.py",
+        "            node.offered = None\n            self.touch",
+        "            self.touch",
+    ),
+    Mutant("nobody says that he knows", "flow/flow.py", "        self.events.append(Rebuilt(run.id))\n", ""),
+    Mutant(
+        "units on a lost executor stay in flight",
+        "flow/flow.py",
+        "                    node.busy = False\n                    self.touch(node)\n        for run",
+        "                    self.touch(node)\n        for run",
+    ),
+    Mutant(
+        "tensors of a lost executor are thought there",
+        "flow/flow.py",
+        "            run.there = {ref for ref in run.there if ref.home != item.executor}",
+        "            pass",
+    ),
+    Mutant(
+        "tensors that were let go are thought there",
+        "flow/walk.py",
+        "                run.there.discard(ref)",
+        "                pass",
+    ),
+    Mutant("nothing is brought", "flow/flow.py", "brought |= run.bring(refs_of(payload), executor)", "pass"),
+    Mutant(
+        "no copies are kept", "flow/walk.py", "run.copies.update(zip(refs, result.copies.get(port, ()), strict=False))", "pass"
+    ),
+    Mutant(
+        "copies go too early",
+        "flow/walk.py",
+        "reader.channel.device and not any(other.attached for other in reader.channel.readers)",
+        "reader.channel.device",
+    ),
+    Mutant(
+        "what was done twice is usual",
+        "flow/walk.py",
+        "if not run.rebuilt:",
+        "if True:",
+        "rebuild_core.what_was_done_twice_is_not_learned()",
+    ),
+    # the books
+    Mutant(
+        "what is stale counts", "scheduler/scheduler.py", "run.doomed or run.stale or run.leaving", "run.doomed or run.leaving"
+    ),
+    Mutant(
+        "who is to leave begins more",
+        "scheduler/memory.py",
+        "        self.forget(run)\n        for offer in run.offers.values():\n            offer.live = False",
+        "        self.forget(run)",
+    ),
+    Mutant(
+        "who is to leave never does",
+        "scheduler/holdings.py",
+        "        elif run.leaving and not run.doomed:",
+        "        elif False:",
+    ),
+    Mutant(
+        "an executor is not told what to drop",
+        "scheduler/holdings.py",
+        "        if offer.ran:\n            out.append(Forget(ex.name, ((offer.run.id, offer.unit.loop),)))",
+        "        if False:\n            pass",
+    ),
+    Mutant(
+        "blocks stay with who was sent away",
+        "scheduler/book.py",
+        "        self.held = self.sent = self.cover = 0",
+        "        pass",
+    ),
+    Mutant("the senior gives", "scheduler/memory.py", "return _rank(one) > _rank(other)", "return _rank(one) < _rank(other)"),
+    Mutant(
+        "the least junior gives first",
+        "scheduler/memory.py",
+        "sorted(juniors, key=_rank, reverse=True)",
+        "sorted(juniors, key=_rank)",
+        "memory.the_most_junior_gives_and_comes_back()",
+    ),
+    Mutant(
+        "somebody gives for nothing",
+        "scheduler/memory.py",
+        "        if lacks > 0:\n            return False\n        for victim",
+        "        for victim",
+        "memory.nobody_gives_for_nothing()",
+    ),
+    Mutant(
+        "claims are not kept",
+        "scheduler/memory.py",
+        "        if not claims:\n            return ledger.spare",
+        "        if True:\n            return ledger.spare",
+        "search.search(0, 120, 60)",
+    ),
+    Mutant(
+        "who is parked is forgotten",
+        "scheduler/memory.py",
+        "                if offer.live:\n                    awake.append(offer)",
+        "                if False:\n                    awake.append(offer)",
+    ),
+    Mutant(
+        "a claim outlives its run",
+        "scheduler/memory.py",
+        "            if claims.pop(run, None) is not None:\n                self.moved.add(pool)\n        for offers",
+        "            pass\n        for offers",
+    ),
+    Mutant(
+        "members of a batch are sent away under way",
+        "scheduler/memory.py",
+        "if victim.flying or any(offer.run is victim for offer in picked):",
+        "if victim.flying:",
+        "search.search(0, 200, 60)",
+    ),
+    Mutant(
+        "a run comes in with a block",
+        "scheduler/book.py",
+        "(unit.lo if self.held else unit.hi)",
+        "unit.lo",
+        "memory.a_run_comes_in_with_all_that_it_knows()",
+    ),
+    Mutant(
+        "the door takes from other tenants",
+        "scheduler/memory.py",
+        "        if door:\n",
+        "        if False:\n",
+        "promises.tenants_take_turns_at_the_door()",
+    ),
+    Mutant(
+        "coming in again costs a turn",
+        "scheduler/admit.py",
+        "if not run.entered:  # whoever was sent away",
+        "if True:  # whoever was sent away",
+        "memory.who_is_sent_away_keeps_his_turn()",
+    ),
+    Mutant(
+        "claims of the door stay",
+        "scheduler/admit.py",
+        "            del self.memory.claims[pool][run]\n",
+        "            pass\n",
+        "found.who_is_not_in_front_at_the_door_claims_nothing()",
+    ),
+    Mutant(
+        "who was promised all is a victim",
+        "scheduler/memory.py",
+        "h.leaving or h.reserved)",
+        "h.leaving)",
+        "search.search(0, 200, 60)",
+    ),
+    Mutant(
+        "who waits for an executor is senior",
+        "scheduler/memory.py",
+        "return run.stranded, run.since",
+        "return False, run.since",
+        "memory.who_waits_for_an_executor_gives_first()",
+    ),
+    Mutant(
+        "all of a run is lost with one executor",
+        "scheduler/holdings.py",
+        "            if offer.home == executor:\n                offer.lose()",
+        "            if True:\n                offer.lose()",
+    ),
+    Mutant(
+        "a lost run stays where it was",
+        "scheduler/holdings.py",
+        "            for expert in lost:\n                del run.homes[expert]\n",
+        "",
+    ),
+    Mutant(
+        "nobody waits for who will be back",
+        "scheduler/holdings.py",
+        "        if event.back:\n            self.awaited",
+        "        if False:\n            self.awaited",
+        "rebuild_core.who_waits_for_an_executor(True)",
+    ),
+    Mutant(
+        "who waits for an executor waits for ever",
+        "scheduler/holdings.py",
+        "            run.stranded = False\n            for offer",
+        "            for offer",
+    ),
+    Mutant(
+        "who kills executors goes on",
+        "scheduler/holdings.py",
+        "if alone >= DEATHS and not run.closing:",
+        "if False:",
+        "rebuild_core.who_kills_executors_fails_alone()",
+    ),
+    Mutant(
+        "who dies beside a killer fails",
+        "scheduler/holdings.py",
+        "alone + (len(members) == 1)",
+        "alone + 1",
+        "rebuild_core.who_kills_executors_fails_alone()",
+    ),
+    Mutant(
+        "deaths are never forgotten",
+        "scheduler/scheduler.py",
+        "unit.at > run.deaths[unit.loop][2]:",
+        "False:",
+        "rebuild_core.deaths_that_are_not_a_units_fault_are_forgotten()",
+    ),
+    Mutant(
+        "a smaller executor takes over",
+        "scheduler/admit.py",
+        "if run.entered:  # where it must stop",
+        "if False:  # where it must stop",
+        "rebuild_core.a_smaller_executor_cannot_take_over()",
+    ),
+    Mutant(
+        "what cannot be made again is taken",
+        "scheduler/book.py",
+        "return bool(self.promised) or not self.rebuilds",
+        "return bool(self.promised)",
+        "rebuild_core.what_cannot_be_made_again_is_never_taken_and_fails_when_it_is_lost()",
+    ),
+    Mutant(
+        "nobody watches the clock",
+        "core.py",
+        "if ex.flying and now >= ex.since + self._patience(ex):",
+        "if False:",
+        "rebuild_core.a_batch_that_does_not_come_back_is_overdue()",
+    ),
+    Mutant(
+        "a batch waits from the first one on",
+        "scheduler/holdings.py",
+        "        ex.since = self.now\n",
+        "",
+        "rebuild_core.a_batch_that_does_not_come_back_is_overdue()",
+    ),
+]
