@@ -25,7 +25,13 @@ LOST = [
     Mutant(
         "a vocoder begins again at a wrong frame", "loops/audio_decode.py", "not s.frames.channel.items[at - 1][mark]", "True"
     ),
-    Mutant("a vocoder does not say that it begins", "loops/audio_decode.py", "        s.origin = at\n", "", "rebuild_core.a_vocoder_begins_again_at_its_segment()"),
+    Mutant(
+        "a vocoder does not say that it begins",
+        "loops/audio_decode.py",
+        "        s.origin = at\n",
+        "",
+        "rebuild_core.a_vocoder_begins_again_at_its_segment()",
+    ),
     Mutant("a painter goes on from nothing", "loops/diffusion_denoise.py", "s.step = s.origin = s.saved[0]", "pass"),
     Mutant(
         "what was saved is not sent",
@@ -46,7 +52,7 @@ LOST = [
         "loops/diffusion_denoise.py",
         " and done > self.told else ()",
         " else ()",
-        "rebuild_core.preempted_after_every_unit_that_made_progress(13)",
+        "denoise.it_goes_on_from_what_was_saved(3)",
     ),
     # the flow
     Mutant("loops are not told", "flow/flow.py", "node.loop.rebuild(node.state)", "pass"),
@@ -64,26 +70,26 @@ LOST = [
         "                    self.touch(node)\n        for run",
     ),
     Mutant(
-        "tensors of a lost executor are thought there",
-        "flow/flow.py",
-        "            run.there = {ref for ref in run.there if ref.home != item.executor}",
-        "            pass",
-    ),
-    Mutant(
         "tensors that were let go are thought there",
         "flow/walk.py",
         "                run.there.discard(ref)",
         "                pass",
+        "rebuild_core.preempted_after_every_unit_that_made_progress(3)",
     ),
     Mutant("nothing is brought", "flow/flow.py", "brought |= run.bring(refs_of(payload), executor)", "pass"),
     Mutant(
-        "no copies are kept", "flow/walk.py", "run.copies.update(zip(refs, result.copies.get(port, ()), strict=False))", "pass"
+        "no copies are kept",
+        "flow/walk.py",
+        "run.copies.update(zip(refs, result.copies.get(port, ()), strict=False))",
+        "pass",
+        "rebuild_core.preempted_after_every_unit_that_made_progress(3)",
     ),
     Mutant(
         "copies go too early",
         "flow/walk.py",
         "reader.channel.device and not any(other.attached for other in reader.channel.readers)",
         "reader.channel.device",
+        "rebuild_core.copies_stay_until_the_last_reader_is_done()",
     ),
     Mutant(
         "what was done twice is usual",
@@ -101,6 +107,7 @@ LOST = [
         "scheduler/memory.py",
         "        self.forget(run)\n        for offer in run.offers.values():\n            offer.live = False",
         "        self.forget(run)",
+        "rebuild_core.who_is_to_leave_begins_nothing()",
     ),
     Mutant(
         "who is to leave never does",
@@ -133,14 +140,14 @@ LOST = [
         "scheduler/memory.py",
         "        if lacks > 0:\n            return False\n        for victim",
         "        for victim",
-        "memory.nobody_gives_for_nothing()",
+        "memory.nobody_is_sent_away_where_that_is_not_enough()",
     ),
     Mutant(
         "claims are not kept",
         "scheduler/memory.py",
         "        if not claims:\n            return ledger.spare",
         "        if True:\n            return ledger.spare",
-        "search.search(0, 120, 60)",
+        "memory.no_junior_takes_what_is_claimed()",
     ),
     Mutant(
         "who is parked is forgotten",
@@ -153,6 +160,7 @@ LOST = [
         "scheduler/memory.py",
         "            if claims.pop(run, None) is not None:\n                self.moved.add(pool)\n        for offers",
         "            pass\n        for offers",
+        "memory.who_is_gone_claims_nothing()",
     ),
     Mutant(
         "members of a batch are sent away under way",
@@ -194,7 +202,7 @@ LOST = [
         "scheduler/memory.py",
         "h.leaving or h.reserved)",
         "h.leaving)",
-        "search.search(0, 200, 60)",
+        "memory.what_was_promised_is_not_taken()",
     ),
     Mutant(
         "who waits for an executor is senior",
@@ -208,6 +216,7 @@ LOST = [
         "scheduler/holdings.py",
         "            if offer.home == executor:\n                offer.lose()",
         "            if True:\n                offer.lose()",
+        "rebuild_core.what_others_keep_of_a_run_stays()",
     ),
     Mutant(
         "a lost run stays where it was",

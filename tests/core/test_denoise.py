@@ -219,7 +219,8 @@ def test_it_goes_on_from_what_was_saved(every: int) -> None:
     latent = p.loop("paint", conditioning=p.loop("encode", messages=p.input("messages")).hidden)
     p.output("image", p.loop("image", latent=latent.latent).image)
     p.output("progress", latent.progress)
-    given: dict[str, Any] = {"messages": "m", "seed": 4, "paint": {"steps": 10}}
+    p.output("preview", p.loop("glimpse", latent=latent.preview).image)
+    given: dict[str, Any] = {"messages": "m", "seed": 4, "paint": {"steps": 10, "preview_every": 2}}
     answers = []
     for preempted in (False, True):
         sim = Remembering(SimulatedExecutor("x", card), cards=(card,))
@@ -234,6 +235,7 @@ def test_it_goes_on_from_what_was_saved(every: int) -> None:
     begun = sim.steps[8]
     assert begun.step == {0: 0, 1: 8, 3: 6, 8: 8}[every]
     assert (begun.latent is not None) == (every > 0)
+    assert sum("preview" in step.keep for step in sim.steps) == 4, "each is made once"
     assert [step.step for step in sim.steps[8:]] == list(range(begun.step, 10))
 
 

@@ -9,9 +9,11 @@ from stage import CARDS, PROGRAMS
 from watch import Watch, say
 
 from omni_runtime.executors.simulated import SimulatedExecutor
-from omni_runtime.orders import Evict, Parked
+from omni_runtime.orders import Evict, Parked, Submitted
+from omni_runtime.scheduler.book import ExecBook, Offer, RunBook, Tenant
+from omni_runtime.scheduler.memory import Memory
 from omni_runtime.sim import Simulation
-from omni_runtime.work import ExecutorDown, Preempt
+from omni_runtime.work import ExecutorDown, ExecutorUp, Preempt, UnitKind, WorkUnit
 
 
 class Ear:
@@ -194,3 +196,82 @@ def test_who_waits_for_an_executor_gives_first() -> None:
     sim.run()
     assert speech.end is not None and speech.end.reason == "done"
     sim.core.check_idle()
+
+
+class Books:
+    """Three runs of falling seniority and a pool, without anything around them."""
+
+    def __init__(self, total: int) -> None:
+        self.runs: dict[int, RunBook] = {}
+        self.gone: list[int] = []
+        self.memory = Memory(self.runs, self.evict)
+        self.ex = ExecBook(ExecutorUp("x", ("e",), {"e": total}))
+        self.ledger = self.ex.ledgers["e"]
+        for run in (1, 2, 3):
+            self.runs[run] = RunBook(Submitted(run, float(run), 1, (("e",),)), Tenant("", 1.0))
+
+    def evict(self, run: RunBook, why: str, out: list[Any]) -> None:
+        self.gone.append(run.id)
+        self.memory.forget(run)
+        if self.ledger.drop(run.id, "l"):
+            self.memory.moved.add(("x", "e"))
+
+    def grow(self, run: int, positions: int, cached: int = 0) -> bool:
+        unit = WorkUnit(run, "l", UnitKind("e", "op", block=1), positions, positions, cached)
+        book = self.runs[run]
+        offer = book.offers.setdefault("l", Offer(book, unit))
+        offer.unit, offer.live = unit, True
+        return self.memory.grow(self.ex, offer, [], [])
+
+    def spare(self, run: int) -> int:
+        return self.memory.spare(("x", "e"), self.ledger, self.runs[run])
+
+
+def test_no_junior_takes_what_is_claimed() -> None:
+    books = Books(3)
+    assert books.grow(2, 3)
+    books.runs[2].flying["l"] = 7
+    assert not books.grow(1, 2), "the victim is in flight"
+    assert books.runs[2].leaving == "memory" and books.gone == []
+    assert not books.runs[2].offers["l"].live
+    del books.runs[2].flying["l"]
+    books.evict(books.runs[2], "memory", [])
+    assert (books.spare(1), books.spare(3)) == (3, 1)
+    assert not books.grow(3, 2), "two of three are claimed"
+    assert [offer.run.id for offer in books.memory.wake()] == [1, 3]
+    assert books.grow(1, 2)
+    assert books.grow(3, 1), "what is met claims nothing any more"
+
+
+def test_who_is_gone_claims_nothing() -> None:
+    books = Books(2)
+    assert books.grow(1, 2)
+    assert not books.grow(2, 1)
+    assert not books.grow(3, 1)
+    assert books.spare(3) == -1
+    books.memory.forget(books.runs[2])
+    assert books.spare(3) == 0
+    assert books.memory.moved == {("x", "e")}, "the others look again"
+    assert [offer.run.id for offer in books.memory.wake()] == [3]
+
+
+def test_what_was_promised_is_not_taken() -> None:
+    books = Books(4)
+    books.ledger.reserve(3, "l", 3)
+    books.runs[3].reserved = True
+    assert books.grow(3, 1)
+    assert not books.grow(1, 2), "one is free, and two more are promised to a junior"
+    assert books.gone == []
+    assert books.grow(3, 3, cached=0)
+    books.runs[3].reserved = False
+    assert books.grow(1, 2)
+    assert books.gone == [3]
+
+
+def test_nobody_is_sent_away_where_that_is_not_enough() -> None:
+    books = Books(5)
+    assert books.grow(1, 3) and books.grow(3, 1)
+    assert not books.grow(2, 3), "one is free, one is a junior's, three are needed"
+    assert books.gone == []
+    assert books.grow(2, 2)
+    assert books.gone == [3]

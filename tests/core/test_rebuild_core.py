@@ -235,6 +235,14 @@ def test_a_batch_that_does_not_come_back_is_overdue() -> None:
     assert "batch 1 of 1 toy/mot.forward took 10.0 s and is not back" in why
     sim.complete("x")
     assert sim.core.next_look() == sim.now + 10.0, "the next one has its own time"
+    two = Watch(stops=0, slots=2)
+    two.core.watchdog = (10.0, 20.0)
+    say(two)
+    two.submit(PROGRAMS["paint"], messages="m", outputs=("image",))
+    two.now = 5.0
+    two.complete("x")
+    assert two.core.next_look() == two.now + 10.0, "so has one that waited in the mailbox"
+    two.finish_all()
     sim.core.watchdog = None
     assert sim.core.overdue(1e9) == []
     sim.finish_all()
@@ -292,3 +300,39 @@ def test_a_vocoder_begins_again_at_its_segment() -> None:
             begun += [row.payload.start for row in rows if row.loop == "speak" and row.payload.fresh]
         undisturbed(made)
     assert any(begun) and begun.count(0) > 1, begun
+
+
+def test_copies_stay_until_the_last_reader_is_done() -> None:
+    """Two talkers read the thinker's rows; one has ended when the other one must begin again."""
+    p = Program("two", *CARDS)
+    thought = p.loop("think", prompt=p.input("prompt"))
+    for name in ("short", "long"):
+        p.output(name, p.loop("talk", as_=name, prompt=p.input("prompt"), conditioning=thought.hidden).text)
+    texts = []
+    for preempted in (False, True):
+        sim = Watch(stops=0)
+        given = {"think": {"max_tokens": 12}, "short": {"max_tokens": 1}, "long": {"max_tokens": 12}}
+        handle = sim.submit(p, prompt=[1, 2, 3], **given)
+        while sim.busy:
+            if preempted and "short" in handle.ends and sim.core.flow.runs[handle.run].nodes["long"].units > 3:
+                preempted = False
+                sim.feed(Preempt(handle.run))
+            sim.step()
+        assert handle.end.reason == "done", handle.end
+        texts.append(handle.chunks)
+    assert texts[0] == texts[1]
+
+
+def test_who_is_to_leave_begins_nothing() -> None:
+    """Loops in flight on two executors, in turn: it leaves when both are back, and not at the next moment when none is."""
+    made = World(60)
+    made.turn(made.host(("toy/host", "toy/mot", "duo/pair"), 1) + made.host(("toy/talker", "toy/voice"), 1))
+    made.turn(made.ask(Ask(3, 3, 5, 7, 1)))
+    while len(made.flight) < 2:
+        made.turn(made.answer(0), later=0.001)
+    made.turn(made.preempt(1))
+    made.turn(made.answer(0), later=0.001)
+    assert len(made.flight) == 1, "nothing more is begun"
+    made.turn(made.answer(0), later=0.001)
+    assert made.core.flow.runs[1].rebuilt == 1
+    undisturbed(made)
