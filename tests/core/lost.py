@@ -23,7 +23,11 @@ LOST = [
     ),
     Mutant("a vocoder goes on in the middle", "loops/audio_decode.py", "        s.frames.rewind(at)\n", ""),
     Mutant(
-        "a vocoder begins again at a wrong frame", "loops/audio_decode.py", "not s.frames.channel.items[at - 1][mark]", "True"
+        "a vocoder begins again at the first frame",
+        "loops/audio_decode.py",
+        "not s.frames.channel.items[at - 1][mark]",
+        "True",
+        "rebuild_core.a_vocoder_begins_again_at_its_segment()",
     ),
     Mutant(
         "a vocoder does not say that it begins",
@@ -66,8 +70,8 @@ LOST = [
     Mutant(
         "units on a lost executor stay in flight",
         "flow/flow.py",
-        "                    node.busy = False\n                    self.touch(node)\n        for run",
-        "                    self.touch(node)\n        for run",
+        "                    node.busy = False\n                    self.touch(node)\n\n    # -- Instructions",
+        "                    self.touch(node)\n\n    # -- Instructions",
     ),
     Mutant(
         "tensors that were let go are thought there",
@@ -107,7 +111,7 @@ LOST = [
         "scheduler/memory.py",
         "        self.forget(run)\n        for offer in run.offers.values():\n            offer.live = False",
         "        self.forget(run)",
-        "rebuild_core.who_is_to_leave_begins_nothing()",
+        "memory.no_junior_takes_what_is_claimed()",
     ),
     Mutant(
         "who is to leave never does",

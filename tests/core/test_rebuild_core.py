@@ -321,18 +321,3 @@ def test_copies_stay_until_the_last_reader_is_done() -> None:
         assert handle.end.reason == "done", handle.end
         texts.append(handle.chunks)
     assert texts[0] == texts[1]
-
-
-def test_who_is_to_leave_begins_nothing() -> None:
-    """Loops in flight on two executors, in turn: it leaves when both are back, and not at the next moment when none is."""
-    made = World(60)
-    made.turn(made.host(("toy/host", "toy/mot", "duo/pair"), 1) + made.host(("toy/talker", "toy/voice"), 1))
-    made.turn(made.ask(Ask(3, 3, 5, 7, 1)))
-    while len(made.flight) < 2:
-        made.turn(made.answer(0), later=0.001)
-    made.turn(made.preempt(1))
-    made.turn(made.answer(0), later=0.001)
-    assert len(made.flight) == 1, "nothing more is begun"
-    made.turn(made.answer(0), later=0.001)
-    assert made.core.flow.runs[1].rebuilt == 1
-    undisturbed(made)
