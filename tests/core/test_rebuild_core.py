@@ -321,3 +321,43 @@ def test_copies_stay_until_the_last_reader_is_done() -> None:
         assert handle.end.reason == "done", handle.end
         texts.append(handle.chunks)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("pile", [1, 2, 5, 17])
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_slow_talker_is_given_every_row(pile: int, preempted: bool) -> None:
+    """Case 22: so many steps of the thinker pile up for each of the talker, which also goes back in the middle: as many rows
+    are read as were made, and the sound is what it is without any delay."""
+    p = Program("pile", *CARDS)
+    thought = p.loop("think", prompt=p.input("prompt"))
+    talk = p.loop("talk", prompt=p.input("prompt"), conditioning=p.handoff(thought.hidden, capacity=None))
+    p.output("audio", p.loop("chant", frames=talk.tokens).samples)
+    given: dict[str, Any] = {"prompt": [1, 2, 3], "think": {"max_tokens": 30}, "talk": {"max_tokens": 40}}
+    calm = Watch(stops=0)
+    alone = calm.submit(p, **given)
+    calm.finish_all()
+
+    a, b = (
+        SimulatedExecutor(name, *CARDS, experts=experts, stops=0)
+        for name, experts in (("a", ("toy/host", "toy/mot")), ("b", ("toy/talker", "toy/voice")))
+    )
+    sim = Simulation(a, b, cards=CARDS)
+    handle = sim.submit(p, **given)
+    read = 0
+    while sim.busy:
+        for _ in range(pile):
+            if "a" in sim.busy:
+                sim.complete("a")
+        if "b" in sim.busy:
+            sim.complete("b")
+        node = sim.core.flow.runs[handle.run].nodes["talk"] if handle.run in sim.core.flow.runs else None
+        if node is not None and node.units == 4 and preempted:
+            preempted = False
+            sim.feed(Preempt(handle.run))
+        if node is not None:
+            reader = node.readers["conditioning"]
+            read = max(read, reader.cursor)
+            made = reader.channel.tail
+    assert handle.end.reason == "done"
+    assert read == made == 3 + 30 - 1, "a row for every position but the last one's token"
+    assert handle.chunks == alone.chunks
