@@ -179,7 +179,8 @@ class Admission:
             if not blocked.isdisjoint(needs) or not all(
                 self.memory.room(pool, executors[pool[0]].ledgers[pool[1]], run, n, [], out, True) for pool, n in needs.items()
             ):
-                blocked.update(needs)
+                if not run.stranded:  # who waits for an executor anyway keeps nobody out
+                    blocked.update(needs)
                 continue
             self._enter(executors, run, out)
             admitted.append(run)

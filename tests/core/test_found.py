@@ -232,6 +232,11 @@ def test_turns_that_moved_are_looked_at_again() -> None:
     play(1767)
 
 
+def test_a_run_that_waits_for_an_executor_keeps_nobody_out() -> None:
+    """World 102188: it was first at the door with more than there was, and the next one would have fitted."""
+    play(102188)
+
+
 def test_a_run_that_waits_for_an_executor_may_keep_a_promise_waiting() -> None:
     """World 1855."""
     play(1855)
