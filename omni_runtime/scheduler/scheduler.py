@@ -171,7 +171,7 @@ class Scheduler(Holdings):
             out.append(Finish(event.run))
             return
         assert not run.closing, f"run {event.run} is closed twice"
-        run.closing = True
+        run.closing, run.stale = True, False  # an evicted run that has ended offers nothing again
         for offer in run.offers.values():
             offer.live = False
         self.admission.forget(run)

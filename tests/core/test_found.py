@@ -237,6 +237,11 @@ def test_a_run_that_waits_for_an_executor_keeps_nobody_out() -> None:
     play(102188)
 
 
+def test_cancel_and_loss_in_one_burst() -> None:
+    """World 107669: a loop of it was in flight elsewhere, and its book said for good that the flow had not heard of the loss."""
+    play(107669)
+
+
 def test_a_run_that_waits_for_an_executor_may_keep_a_promise_waiting() -> None:
     """World 1855."""
     play(1855)
