@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -72,6 +72,15 @@ class Gate:
                 self._inbox.put(report)
 
 
+def _close_all(executors: Iterable[Executor]) -> None:
+    """All at once: a worker that does not listen is waited for, and sixty of them would be ten minutes one by one."""
+    threads = [Thread(target=executor.close, name=f"omni-close-{executor.name}") for executor in executors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 class Sink(Protocol):
     """Where the news of a run goes."""
 
@@ -120,8 +129,7 @@ class Engine:
                     )
                 gate.open(up)
         except BaseException:
-            for executor in self._executors.values():
-                executor.close()
+            _close_all(self._executors.values())
             raise
         self._thread = Thread(target=self._loop, name="omni-engine", daemon=True)
         self._thread.start()
@@ -178,10 +186,9 @@ class Engine:
             if not self._over:
                 self._stopped = self._stopped or CLOSED
                 self._inbox.put(Stop(grace_s))
-        if threading.current_thread() is not self._thread:  # the garbage collector may call from any thread
+        # An observer, or the garbage collector, may call from the engine's own thread: that goes on, and closes them at its end.
+        if threading.current_thread() is not self._thread:
             self._thread.join()
-        for executor in self._executors.values():
-            executor.close()
 
     def story(self, run: int) -> list[str]:
         """What led a run to where it is, oldest first."""
@@ -202,6 +209,8 @@ class Engine:
             self._end(f"the core broke, which is a bug of omni_runtime: {error!r}", story=True)
             if not isinstance(error, Exception):
                 raise
+        finally:
+            _close_all(self._executors.values())
 
     def _serve(self) -> None:
         core, clock = self._core, self._clock
@@ -222,8 +231,9 @@ class Engine:
                 self._tell_all(CLOSED)
             for command in core.feed(clock(), *items):
                 self._carry_out(command)
-            for name, sentence in core.overdue(clock()):
-                self._lose(name, sentence)
+            if self._inbox.empty():  # after a stop of the whole process the answers may lie there
+                for name, sentence in core.overdue(clock()):
+                    self._lose(name, sentence)
             look = core.next_look()
             if stops <= clock():
                 for executor in self._executors.values():
@@ -242,7 +252,8 @@ class Engine:
     def _lose(self, name: str, sentence: str) -> None:
         """An executor is taken for dead: it says so itself, or, where it cannot, its next reports mean nothing to the core."""
         executor = self._executors.get(base(name))
-        if executor is None or executor.name != name:
+        if executor is None or executor.name != name:  # it has a successor, and the core was never told
+            self._inbox.put(ExecutorDown(name, sentence))
             return
         lose = getattr(executor, "lose", None)
         if lose is None:

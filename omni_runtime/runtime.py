@@ -277,7 +277,7 @@ class Runtime:
         Args:
             grace_s: seconds that requests which are alive may go on. What has not ended then ends with `EngineStopped`.
         """
-        if not 0.0 <= grace_s <= MAX_TIMEOUT:
+        if not isinstance(grace_s, int | float) or not 0.0 <= grace_s <= MAX_TIMEOUT:
             raise ValueError(f"grace_s={grace_s!r}: seconds from 0 to {MAX_TIMEOUT:.0f} are needed")
         self._engine.close(grace_s)
         if self._record is not None:
@@ -300,8 +300,10 @@ def _close(engine: Engine, log: RecordLog | None) -> None:
 
 
 def _tuples(workers: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    if not isinstance(workers, Mapping):
+        raise CardError(f"workers={workers!r}: names with lists of experts are needed, as in {{'a': ['card/expert']}}")
     for name, experts in workers.items():
-        if isinstance(experts, str):
+        if isinstance(experts, str) or not isinstance(experts, Iterable):
             raise CardError(f"workers[{name!r}]: a list of experts is needed, not {experts!r}; write [{experts!r}]")
     return {name: tuple(experts) for name, experts in workers.items()}
 

@@ -67,6 +67,7 @@ class Child:
     def __init__(self, name: str, wake: int) -> None:
         self.zmq = zmq_module()
         self.name, self.beat = name, time.monotonic()
+        self.batches = 0  # that were sent
         self.gone = False
         self.printed: deque[str] = deque(maxlen=8)
         self._half = ""
@@ -210,7 +211,8 @@ class Child:
             if self._out not in dict(self._poller.poll(0)):
                 break
             self._prints()
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        known = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have no name
+        how = f"was killed by {known.get(-status, f'signal {-status}')}" if status < 0 else f"ended with status {status}"
         last = [*self.printed, self._half] if self._half.strip() else list(self.printed)
         return f"worker process {self.pid} {how}" + ("; it said: " + " | ".join(last) if last and status not in (0, -9) else "")
 

@@ -95,5 +95,7 @@ def _pools(cards: Sequence[ModelCard], experts: Mapping[str, ExpertSpec], kv_byt
             name, spec = f"{card.name}/{loop.expert}", card.experts[loop.expert]
             if name in experts and (spec.bytes_per_position or loop.state_blocks):
                 per_block = spec.bytes_per_position * spec.block
+                if per_block > kv_bytes:
+                    raise CardError(f"kv_bytes={kv_bytes}: a block of {name!r} takes {per_block} bytes, give that at least")
                 pools[name] = kv_bytes // per_block if per_block else KEEPS_LOOPS
     return pools

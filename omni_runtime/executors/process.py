@@ -13,17 +13,41 @@ import warnings
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from threading import Lock, Thread
+from typing import Annotated
 
 import msgspec
+from pydantic import Field, StrictBool, model_validator
 
 from omni_runtime import errors
-from omni_runtime.card import ExpertSpec
-from omni_runtime.errors import CardError, LoadError
+from omni_runtime.card import ExpertSpec, Value
+from omni_runtime.errors import CardError, LoadError, unknown
 from omni_runtime.executors.child import Child, zmq_module
 from omni_runtime.executors.worker import Config, Failed, Loaded
 from omni_runtime.work import Broken, ExecutorDown, ExecutorUp, Message, Report, RunBatch, base
 
 STEADY_S = 2.0  # after which an incarnation that has answered was no failed start: the next one comes without delay
+
+
+class Settings(Value):
+    """What a `ProcessExecutor` may be told; see there."""
+
+    name: str = Field(pattern=r"^[^#\s]+(#[1-9]\d*)?$")
+    pools: Mapping[str, Annotated[int, Field(ge=0)]] = {}
+    device: str = Field(min_length=1)
+    slots: int = Field(ge=1, le=64)
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    reuse: StrictBool = False
+    load_s: float = Field(gt=0.0, allow_inf_nan=False)
+    silence_s: float = Field(ge=1.0, allow_inf_nan=False)
+    backoff_s: tuple[Annotated[float, Field(ge=0.0, le=3600.0)], Annotated[float, Field(ge=0.0, le=3600.0)]]
+    loads: int = Field(ge=1)
+    stop_s: float = Field(ge=0.0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _rises(self) -> Settings:
+        if self.backoff_s[0] > self.backoff_s[1]:
+            raise ValueError(f"backoff_s={self.backoff_s}: the first pause is the shortest; write (shortest, longest)")
+        return self
 
 
 class ProcessExecutor:
@@ -65,17 +89,33 @@ class ProcessExecutor:
         stop_s: float = 10.0,
     ) -> None:
         zmq_module()
+        asked = Settings(
+            name=name,
+            pools=pools,
+            device=device,
+            slots=slots,
+            threads=threads,
+            reuse=reuse,
+            load_s=load_s,
+            silence_s=silence_s,
+            backoff_s=backoff_s,
+            loads=loads,
+            stop_s=stop_s,
+        )
+        if strangers := sorted(asked.pools.keys() - set(experts)):
+            raise CardError("pools: " + unknown("expert", strangers[0], experts))
         self.up = ExecutorUp(f"{base(name)}#{name.partition('#')[2] or 1}", tuple(experts), dict(pools), slots, reuse)
         self.specs, self.device, self.threads = dict(experts), device, threads
         self._load_s, self._silence_s, self._backoff_s, self._loads, self._stop_s = load_s, silence_s, backoff_s, loads, stop_s
         self._child: Child | None = None  # the one whose reports count
         self._lock = Lock()  # held while anything is sent or reported, so that nothing of an incarnation follows its end
         self._closing = False
-        self._first: SimpleQueue[Exception | None] = SimpleQueue()
+        self._first: SimpleQueue[Exception | ExecutorUp] = SimpleQueue()
         self._told: list[tuple[str, str]] = []  # warnings of the first load
         self._thread: Thread | None = None
         self._ear, self._wake = -1, -1
-        self._report: Callable[[Report], None] = lambda report: None
+        self._early: list[Report] = []  # before anybody asked how it started
+        self._report: Callable[[Report], None] = self._early.append
 
     @property
     def name(self) -> str:
@@ -93,7 +133,7 @@ class ProcessExecutor:
         """Begins to load, and returns at once: several executors can load at the same time. Harmless when it has begun."""
         if self._thread is None:
             self._ear, self._wake = os.pipe()
-            self._thread = Thread(target=self._supervise, name=f"omni-{self.name}", daemon=True)
+            self._thread = Thread(target=self._run, name=f"omni-{self.name}", daemon=True)
             self._thread.start()
 
     def start(self, report: Callable[[Report], None]) -> ExecutorUp:
@@ -102,14 +142,17 @@ class ProcessExecutor:
         Raises:
             OmniError: a card, a checkpoint or a missing package, as in this process; LoadError: the worker did not come so far.
         """
-        self._report = report
         self.launch()
-        problem = self._first.get()
-        if problem is not None:
-            raise problem
+        first = self._first.get()
+        if not isinstance(first, ExecutorUp):
+            raise first
+        with self._lock:  # it may have died since then
+            self._report = report
+            for early in self._early:
+                report(early)
         for kind, text in self._told:
             warnings.warn(text, getattr(errors, kind), stacklevel=2)
-        return self.up
+        return first
 
     def send(self, message: Message) -> None:
         with self._lock:
@@ -123,6 +166,7 @@ class ProcessExecutor:
                     raise
                 self._report(Broken(self.name, message.batch, f"cannot travel to an executor: {error}"))
                 return
+            child.batches += isinstance(message, RunBatch)
             child.send(data)
 
     def lose(self, reason: str) -> None:
@@ -154,6 +198,17 @@ class ProcessExecutor:
 
     # -- The thread that makes the workers, and lives as long as any of them
 
+    def _run(self) -> None:
+        """Whatever ends this thread is told: nobody may wait for it."""
+        try:
+            self._supervise()
+        except BaseException as error:
+            self._first.put(LoadError(f"executor {self.name!r}: its supervisor broke, which is a bug of omni_runtime: {error!r}"))
+            with self._lock:
+                self._child = None
+                if not self._closing:
+                    self._report(ExecutorDown(self.name, f"its supervisor broke, which is a bug of omni_runtime: {error!r}"))
+
     def _supervise(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it: Ctrl-C is for us to handle
         least, most = self._backoff_s
@@ -178,7 +233,8 @@ class ProcessExecutor:
             else:
                 began, failures = time.monotonic(), 0
                 answered = self._serve(child, first, number)
-                if answered and time.monotonic() - began > STEADY_S:
+                # Who dies over a batch has loaded well: the batch is to blame, which is for the core to deal with.
+                if child.batches or (answered and time.monotonic() - began > STEADY_S):
                     delay = least
                 first, number = False, number + 1
             self._pause(delay)
@@ -217,9 +273,21 @@ class ProcessExecutor:
             self._child = child
             self.up = ExecutorUp(f"{base(self.name)}#{number}", self.up.experts, self.up.pools, self.up.slots, self.up.reuse)
             if first:
-                self._first.put(None)
+                self._first.put(self.up)
             else:
                 self._report(self.up)
+        answered, reason = False, ""
+        try:
+            return self._until_gone(child)
+        except Exception as error:
+            reason = f"worker process {child.pid} cannot be watched: {error!r}"
+            return answered
+        finally:
+            self._fence(child, reason)
+            child.end()
+
+    def _until_gone(self, child: Child) -> bool:
+        """Passes on what a worker says; returns whether that was anything, once the incarnation is fenced off."""
         answered, reason = False, ""
         child.beat = time.monotonic()
         while not (self._closing or reason):
@@ -238,7 +306,6 @@ class ProcessExecutor:
         if self._closing:
             self._stop(child)
         self._fence(child, reason)
-        child.end()
         return answered
 
     def _stop(self, child: Child) -> None:

@@ -28,7 +28,7 @@ def arrays(tensors: Sequence[Any]) -> list[Array]:
 
         stacked = _bits(torch.stack([tensors[at].detach() for at in places]).cpu())
         for at, array in zip(places, stacked, strict=True):
-            found[at] = array
+            found[at] = array.copy()  # a view would keep the whole batch's copy alive as long as one row is wanted
     return found
 
 

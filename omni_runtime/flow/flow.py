@@ -183,15 +183,14 @@ class Flow(Walk):
         run = self.runs[order.run]
         if run.ended:
             return
-        run.rebuilt += 1
+        run.rebuilt += bool(order.loops)
         for name in order.loops:
             node = run.nodes[name]
             assert not node.busy, f"{name} of run {run.id} is in flight and evicted"
-            if not node.step.spec.rebuilds:
-                why = f"{name}: what its executor kept cannot be made again (rebuilds=False on its card)"
-                self.end(run, "lost", why)
-                return
             if node.primed and not node.done:
+                if not node.step.spec.rebuilds:
+                    self.end(run, "lost", f"{name}: what its executor kept cannot be made again (rebuilds=False on its card)")
+                    return
                 node.unit = None
                 try:
                     node.loop.rebuild(node.state)

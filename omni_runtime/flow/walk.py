@@ -199,7 +199,7 @@ class Walk:
         run = node.run
         for port, refs in result.tensors.items():
             route = node.routes.get(port)
-            if route is not None and route.channel is not None:
+            if route is not None and route.channel is not None and any(r.attached for r in route.channel.readers):
                 run.there.update(refs)
                 run.copies.update(zip(refs, result.copies.get(port, ()), strict=False))
 

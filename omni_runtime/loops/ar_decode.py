@@ -93,9 +93,10 @@ class ArDecodeLoop:
     def claim(self, ctx: Context) -> tuple[int, int]:
         prompt = ctx.readers["prompt"]
         if prompt.ended and prompt.cursor == 0:
-            least = prompt.available
             answer = ctx.params.max_tokens
-            most = ctx.spec.context if answer is None else min(ctx.spec.context, least + answer)
+            known = prompt.available
+            most = ctx.spec.context if answer is None else min(ctx.spec.context, known + answer)
+            least = min(most, known + ctx.params.min_tokens)
         else:  # the prompt is made by another loop of this run
             least = most = ctx.spec.context
         return -(-least // ctx.block) + ctx.spec.state_blocks, -(-most // ctx.block) + ctx.spec.state_blocks

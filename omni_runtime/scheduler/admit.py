@@ -7,6 +7,7 @@ from typing import Any
 
 from omni_runtime.orders import Admitted, Claim, Fail, Forget, Held, Refuse
 from omni_runtime.scheduler.book import ExecBook, RunBook, Tenant
+from omni_runtime.scheduler.fill import shares
 from omni_runtime.scheduler.memory import Memory, Pool
 from omni_runtime.scheduler.supply import Supply
 
@@ -31,15 +32,14 @@ def place(executors: dict[str, ExecBook], run: RunBook, expert: str) -> str | No
     if (home := run.homes.get(expert)) is not None:
         return home
     company = run.together[expert]
-    group = tuple(member for member in company if member not in run.homes)
-    found = hosts(executors, group)
-    if not found:
-        group = (expert,)
-        found = hosts(executors, group)
     claims = run.claims or ()
-    if run.entered:  # where it must stop was said, and holds
-        found = [ex for ex in found if not _lacks(ex, run, group)]
-    if not found:
+    for group in (tuple(member for member in company if member not in run.homes), (expert,)):
+        found = hosts(executors, group)
+        if run.entered:  # where it must stop was said, and holds
+            found = [ex for ex in found if not _lacks(ex, run, group)]
+        if found:
+            break
+    else:
         return None
 
     def order(ex: ExecBook) -> tuple[int, list[int], int]:
@@ -83,11 +83,9 @@ def _rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str
         least = sum(c.least for c in claims)
         if least > total:
             return f"needs at least {least} KV blocks of expert {expert!r}, its pool on {run.homes[expert]!r} has {total}"
-        spare = total - least
-        for claim in claims:
-            more = min(spare, claim.most - claim.least)
-            granted[claim.loop] = claim.least + more
-            spare -= more
+        more = shares({at: claim.most - claim.least for at, claim in enumerate(claims)}, total - least)
+        for at, claim in enumerate(claims):
+            granted[claim.loop] = claim.least + more[at]
     return granted
 
 
@@ -166,7 +164,7 @@ class Admission:
             del self.memory.claims[pool][run]
         ahead = 0  # promised runs that go on waiting
         for run in self.order():
-            if run.stale or not self._placed(executors, run, out):
+            if run.stale or run.doomed or not self._placed(executors, run, out):
                 continue
             if run.promised and run.id not in self.supply.streams and (ahead or not self.supply.fits(run.promised, now)):
                 self._hold(run, ahead, now, out)

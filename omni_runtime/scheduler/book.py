@@ -147,6 +147,11 @@ class RunBook:
         self.seconds = 0.0  # of devices, its share of every batch that it was in
 
     @property
+    def takable(self) -> bool:
+        """Memory may be taken from it: that it keeps it was not promised, or it waits for an executor and plays nothing."""
+        return not self.reserved or (self.stranded and self.rebuilds)
+
+    @property
     def whole(self) -> bool:
         """It comes in with all that it may ever hold."""
         return bool(self.promised) or not self.rebuilds

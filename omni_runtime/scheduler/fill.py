@@ -96,11 +96,13 @@ class Batch:
 
     Args:
         grow: gives an offer its blocks, or parks it. It is told who is in the batch already.
+        busy: another batch is in flight: no suspect may come beside it.
         slack: seconds that it may take before promised listeners suffer; then those that nobody promised anything stay out.
     """
 
-    def __init__(self, limits: OpLimits, model: OpModel, grow: Grow, slack: float = NEVER) -> None:
+    def __init__(self, limits: OpLimits, model: OpModel, grow: Grow, slack: float = NEVER, busy: bool = False) -> None:
         self.grow = grow
+        self.busy = busy
         self.picked: list[Offer] = []
         self.places, self.size = limits.units, limits.size
         self.model = model
@@ -142,7 +144,7 @@ class Batch:
                 continue
             unit = offer.unit
             solo = bool(offer.run.solo) and unit.loop in offer.run.solo
-            if unit.lo > size or (solo and picked):
+            if unit.lo > size or (solo and (picked or self.busy)):
                 aside.append(entry)
                 self.full = True
                 break

@@ -69,6 +69,7 @@ class Holdings:
     def _place_again(self, out: list[Instruction]) -> None:
         """An executor has come that runs may have waited for, or none will."""
         self.admission.changed = True
+        self.memory.moved.update(self.memory.parked)  # who was the most junior of all is not any more
         for run in [run for run in self.runs.values() if run.stranded]:
             run.stranded = False
             for offer in list(run.offers.values()):
@@ -127,6 +128,11 @@ class Holdings:
                 self.memory.moved.add((ex.name, claim.expert))
         for offer in run.offers.values():
             offer.lose()
+            offer.home = None
+        for home in run.homes.values():  # nothing of it is anywhere: it may come in where there is room by then
+            if home in self.executors:
+                self.executors[home].pinned -= 1
+        run.homes.clear()
         run.stale, run.reserved = True, False
         out.append(Evict(run.id, tuple(loops), why))
         if run.admitted:
@@ -256,25 +262,31 @@ class Holdings:
             elif run in guilty:
                 self._fail(run, "failed", f"{guilty[run]}; the last time {why}", out)
             else:
-                self._lose(run, name, why, out)
+                self._lose(run, name, lost, why, out)
 
     def _suspect(self, ex: ExecBook) -> dict[RunBook, str]:
         """Who ran when an executor died: at the second time alone from now on; fails if it happens DEATHS times that way."""
         guilty: dict[RunBook, str] = {}
-        members = next(iter(ex.flying.values()), [])
+        members = [offer for batch in ex.flying.values() for offer in batch]  # which of two batches it was nobody can tell
         for offer in members:
             run, unit = offer.run, offer.unit
             all_, alone, furthest = run.deaths.get(unit.loop, NOBODY)
             all_, alone, furthest = all_ + 1, alone + (len(members) == 1), max(unit.at, furthest)
             run.deaths[unit.loop] = (all_, alone, furthest)
             if all_ >= COMPANY:
-                run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
+                run.solo[unit.loop] = max(furthest, run.solo.get(unit.loop, 0))
             if alone >= DEATHS and not run.closing:
                 guilty[run] = f"{unit.loop}: {alone} executors died with this step alone on them"
         return guilty
 
-    def _lose(self, run: RunBook, executor: str, why: str, out: list[Instruction]) -> None:
-        """What an executor kept for a run is gone; what others keep stays."""
+    def _lose(self, run: RunBook, executor: str, experts: list[str], why: str, out: list[Instruction]) -> None:
+        """What an executor kept for a run is gone; what others keep stays, but where all was promised: that is promised anew."""
+        again = run.admitted and run.whole and any(claim.expert in experts for claim in run.claims or ())
+        if again and not run.rebuilds:
+            self._fail(
+                run, "lost", f"{why}; what it kept for this request cannot be made again (rebuilds=False on its card)", out
+            )
+            return
         loops = [loop for loop, offer in run.offers.items() if offer.home == executor and (offer.ran or offer.held)]
         if not run.entered:
             run.granted = None
@@ -284,7 +296,8 @@ class Holdings:
                 offer.home = None
             offer.live = offer.queued = False
         self.memory.forget(run)
-        run.reserved = False
         run.stale = True
         out.append(Evict(run.id, tuple(loops), "lost"))
+        if again:
+            run.leaving = "lost"
         self._back(run, out)

@@ -97,9 +97,9 @@ class Memory:
                 holders[holder] = holders.get(holder, 0) + blocks
         lacks -= sum(blocks for holder, blocks in holders.items() if holder.closing or holder.doomed or holder.leaving)
         victims = []
-        juniors = [h for h in holders if not (h.closing or h.doomed or h.leaving or h.reserved) and _junior(h, run)]
+        juniors = [h for h in holders if h.takable and not (h.closing or h.doomed or h.leaving) and _junior(h, run)]
         if door:
-            juniors = [h for h in juniors if h.tenant is run.tenant]
+            juniors = [h for h in juniors if h.tenant is run.tenant or h.stranded]
         for victim in sorted(juniors, key=_rank, reverse=True):
             if lacks <= 0:
                 break

@@ -45,7 +45,7 @@ class Policy:
         group = queues.head(ex, ex.groups)
         if group is None:
             return None
-        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow)
+        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, busy=bool(ex.flying))
         pick(queues.heaps[ex.name][group], batch)
         return group, batch
 
@@ -88,7 +88,7 @@ class Deadline(Policy):
         if supply.streams:
             group = self._kept(group, queues, ex, costs, supply, now)
         slack = supply.allowed(ex.name, group[:2], now) if supply.streams else NEVER
-        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, slack)
+        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, slack, bool(ex.flying))
         pick(queues.heaps[ex.name][group], batch, ex.shares)
         return group, batch
 
@@ -151,7 +151,7 @@ class Requests(Policy):
             if group in ex.groups.values():
                 return None
             heaps = {ready[0].run.tenant: sorted((offer.due, offer.seq, offer) for offer in ready)}
-            batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow)
+            batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, busy=bool(ex.flying))
             pick(heaps, batch)
             return group, batch
         if ex.flying:  # some of them may be about to offer their next step

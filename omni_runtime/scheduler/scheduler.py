@@ -105,7 +105,8 @@ class Scheduler(Holdings):
             return
         for expert in (expert for group in event.together for expert in group):
             if not hosts(self.executors, (expert,)) and not self._coming(expert):
-                out.append(Refuse(event.run, "lost", f"no executor hosts {expert!r}; known: {sorted(self.executors)}"))
+                gone = self._nowhere(expert) if expert in self.gone else f"no executor hosts {expert!r}"
+                out.append(Refuse(event.run, "lost", f"{gone}; there are: {sorted(self.executors) or 'none'}"))
                 return
         tenant = self.tenants.get(event.tenant)
         if tenant is None:
@@ -157,6 +158,8 @@ class Scheduler(Holdings):
         run = self.runs.get(event.run)
         if run is not None and (offer := run.offers.get(event.loop)) is not None:
             offer.live = False
+            if not run.admitted:
+                self.admission.changed = True
             if offer.parked:
                 self.memory.moved.add((offer.home or "", offer.unit.kind.expert))
 
@@ -214,14 +217,23 @@ class Scheduler(Holdings):
 
     def _fill(self, ex: ExecBook, out: list[Instruction]) -> bool:
         def grow(offer: Offer, picked: list[Offer]) -> bool:
-            return self.memory.grow(ex, offer, picked, out)
+            grown = self.memory.grow(ex, offer, picked, out)
+            if not grown:
+                parked.append(offer)
+            return grown
 
+        parked: list[Offer] = []
+        if len(ex.flying) and any(o.unit.loop in o.run.solo for members in ex.flying.values() for o in members if o.run.solo):
+            return False
         while True:
             chosen = self.policy.choose(self.queues, ex, self.limits, self.costs, self.supply, grow, self.now)
             if chosen is None:
                 return False
             if chosen[1].picked:
-                break  # else whoever was in front lacks memory and is parked now
+                break
+            if not parked:  # a suspect, that must have the executor for itself
+                return False
+            parked.clear()  # whoever was in front lacks memory: the next one
         group, filled = chosen
         limits, picked = self.limits[group[:2]], filled.picked
         self.batches = batch = self.batches + 1

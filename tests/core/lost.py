@@ -199,13 +199,13 @@ LOST = [
         "scheduler/admit.py",
         "            del self.memory.claims[pool][run]\n",
         "            pass\n",
-        "found.who_is_not_in_front_at_the_door_claims_nothing()",
+        "found_lost.who_is_not_in_front_at_the_door_claims_nothing()",
     ),
     Mutant(
         "who was promised all is a victim",
         "scheduler/memory.py",
-        "h.leaving or h.reserved)",
-        "h.leaving)",
+        "if h.takable and not (",
+        "if not (",
         "memory.what_was_promised_is_not_taken()",
     ),
     Mutant(

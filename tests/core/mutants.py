@@ -126,8 +126,8 @@ MUTANTS = [
     Mutant(
         "work goes on after a cancel",
         "scheduler/scheduler.py",
-        "run.closing = True\n        for offer in run.offers.values():\n            offer.live = False",
-        "run.closing = True",
+        "        for offer in run.offers.values():\n            offer.live = False\n        self.admission.forget(run)",
+        "        self.admission.forget(run)",
     ),
     Mutant(
         "a cancelled run still waits for memory",
@@ -153,7 +153,7 @@ MUTANTS = [
         "run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))",
         "pass",
     ),
-    Mutant("a suspect has company", "scheduler/fill.py", "if unit.lo > size or (solo and picked):", "if unit.lo > size:"),
+    Mutant("a suspect has company", "scheduler/fill.py", "if unit.lo > size or (solo and (picked or self.busy)):", "if unit.lo > size:"),
     Mutant(
         "a suspect stays one",
         "scheduler/scheduler.py",

@@ -294,8 +294,10 @@ def test_a_vocoder_begins_again_at_its_segment() -> None:
     for seed in range(6):
         made = world(Ask(6, seed, 5, None, 1))
         while made.flight:
+            spoken = made.progress.get((1, "speak"), 0)
             told = made.answer(0)
-            made.turn(told + made.preempt(1), later=0.001)
+            more = made.preempt(1) if made.progress.get((1, "speak"), 0) > spoken else []
+            made.turn(told + more, later=0.001)
             rows = [row for mail in made.mail.values() for m in mail if isinstance(m, RunBatch) for row in m.rows]
             begun += [row.payload.start for row in rows if row.loop == "speak" and row.payload.fresh]
         undisturbed(made)
