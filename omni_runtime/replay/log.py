@@ -278,7 +278,8 @@ def check_writable(path: str | Path) -> None:
     except RequestError:
         raise
     except (OSError, RuntimeError, ValueError) as failure:  # a loop of links is a RuntimeError, a null character a ValueError
-        raise _refused(path, f"cannot be written: {failure}; {ELSEWHERE}") from None
+        why = getattr(failure, "strerror", None) or failure  # without the name of the file that was tried
+        raise _refused(path, f"cannot be written: {why}; {ELSEWHERE}") from None
 
 
 def _refused(path: Path, why: str) -> RequestError:
