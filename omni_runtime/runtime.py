@@ -124,10 +124,8 @@ class Runtime:
             hang_factor=hang_factor,
         )
         watching = _observers(observers)
-        recording = Recording(record) if isinstance(record, str | Path) else record
+        recording = record if record is None or isinstance(record, Recording) else Recording(record)
         if recording is not None:
-            if not isinstance(recording, Recording):
-                raise CardError(f"record: a path or a Recording is needed, not {record!r:.60}")
             check_writable(recording.path)
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):

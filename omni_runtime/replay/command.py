@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_runtime.errors import RequestError
 from omni_runtime.replay.play import Replayed, play
 
 SHOWN = 12  # requests or batches that are named
@@ -14,11 +13,8 @@ def replay(path: Path, story: int | None = None, until: int | None = None, full:
     """Prints what a replay finds; returns the exit status: 1 where decisions differ or books disagree.
 
     Raises:
-        ReplayError: the file cannot be replayed, or the request is not in it.
-        RequestError: an option is out of range.
+        ReplayError: the file cannot be replayed, or the request or feed is not in it.
     """
-    if until is not None and until < 1:
-        raise RequestError(f"until: feeds are numbered from 1 on, not {until}")
     played = play(path, until)
     wrong = played.books() if played.difference is None else ""
     told = played.story(story) if story is not None else []

@@ -248,7 +248,7 @@ class Decoder:
             return made(packed[tag]) if made is not None else self._typed(tag[1:], packed[tag])
         except ReplayError:
             raise
-        except (TypeError, ValueError, KeyError, AttributeError, OmniError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, MemoryError, OmniError) as error:
             raise ReplayError(f"{tag[1:]}: {str(packed[tag])[:80]!r} cannot be read: {error}") from None
 
     def _typed(self, name: str, packed: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import stat
+import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +18,7 @@ from msgspec.structs import replace
 
 from omni_runtime.card import ModelCard
 from omni_runtime.core import Core
-from omni_runtime.errors import RequestError
+from omni_runtime.errors import CardError, RequestError
 from omni_runtime.program import Plan
 from omni_runtime.replay.digest import decided, digest
 from omni_runtime.replay.encode import Encoder
@@ -25,15 +27,27 @@ from omni_runtime.replay.redact import Redactor, error
 from omni_runtime.work import Answer, Broken, End, ExecutorDown, RunBatch, Submit
 
 FORMAT = 1
+ELSEWHERE = "name a file in a folder that can be written, with room on its disk"
 KNOWN = 64  # plans that are recognised without being packed again
 
 
 class Recording(Struct, frozen=True):
-    """Where a log goes, and what of it: `Runtime(record=Recording("log.jsonl", redact=True))`."""
+    """Where a log goes, and what of it: `Runtime(record=Recording("log.jsonl", redact=True))`.
+
+    Raises:
+        CardError: the path is none, or an option is neither True nor False.
+    """
 
     path: str | Path
     redact: bool = False  # stand-ins for what is private, see designs/0019-replay.md
     full: bool = False  # decisions themselves, and not only their digests
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path):
+            raise CardError(f"record: a path or a Recording is needed, not {self.path!r:.60}; write record='log.jsonl'")
+        for name in ("redact", "full"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise CardError(f"record: {name}={given!r:.60}: True or False is needed")
 
 
 class RecordLog:
@@ -45,8 +59,7 @@ class RecordLog:
         cards: of all programs that will be fed.
 
     Raises:
-        RequestError: the core was fed already.
-        OSError: the file cannot be written.
+        RequestError: the core was fed already, or the file cannot be written.
 
     A file that is there is renamed to NAME.old. Where writing fails later (the disk is full, say), a warning tells so, and the
     requests go on.
@@ -55,6 +68,7 @@ class RecordLog:
     def __init__(self, recording: Recording, core: Core, cards: Iterable[ModelCard]) -> None:
         if core.scheduler.executors or core.flow.runs:
             raise RequestError(f"record: {recording.path} would begin in the middle; record a core from its first feed on")
+        check_writable(recording.path)
         self.path = Path(recording.path)
         self.feeds = 0
         self._full = recording.full
@@ -67,11 +81,27 @@ class RecordLog:
         self._runs: dict[int, dict[str, Looks]] = {}  # the same of requests that are alive
         self._flying: dict[int, tuple[str, list[tuple[int, str]]]] = {}  # batch -> executor, its rows
         self._open = False  # a feed has begun and is not done
-        if self.path.is_file():  # perhaps of the process that hung
-            self.path.replace(self.path.with_name(f"{self.path.name}.old"))
-        self._file: BinaryIO | None = open(self.path, "wb", buffering=0)  # noqa: SIM115  it is closed by `close`
-        self._write(msgspec.json.encode(self._head(core, known)) + b"\n")
+        self._file: BinaryIO | None = None
+        self._begin(msgspec.json.encode(self._head(core, known)) + b"\n")
         core.observers.append(self)
+
+    def _begin(self, head: bytes) -> None:
+        old = self.path.with_name(f"{self.path.name}.old")
+        moved = False
+        try:
+            if self.path.is_file():  # perhaps of the process that hung
+                self.path.replace(old)
+                moved = True
+            self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115  it is closed by `close`
+            self._write(head)
+        except OSError as failure:
+            with suppress(OSError):
+                if self._file is not None:
+                    self.close()
+                    self.path.unlink()  # without a head it is no log, and the next try would rename it over a good one
+                if moved:
+                    old.replace(self.path)
+            raise _refused(self.path, f"cannot be written: {failure}; {ELSEWHERE}") from None
 
     def _head(self, core: Core, cards: dict[str, ModelCard]) -> dict[str, Any]:
         scheduler, pack = core.scheduler, self._encoder.pack
@@ -234,10 +264,23 @@ def check_writable(path: str | Path) -> None:
         RequestError: naming the path and what is wrong.
     """
     path = Path(path)
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise RequestError(f"record: {path}: its folder does not exist; make it first")
-    if path.is_dir():
-        raise RequestError(f"record: {path}: is a folder; name a file in it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise RequestError(f"record: {path}: cannot be written")
+    try:
+        there = path.exists()
+        folder = path.parent if there else path.resolve().parent  # what is there is renamed in its folder
+        if not folder.is_dir():
+            raise _refused(path, "its folder does not exist; make it first")
+        if path.is_dir():
+            raise _refused(path, "is a folder; name a file in it")
+        if there and not stat.S_ISREG(path.stat().st_mode):  # a pipe would stop the first feed, a device forget it
+            raise _refused(path, f"is no file but a device, pipe or socket; {ELSEWHERE}")
+        with tempfile.TemporaryFile(dir=folder):  # rights alone tell nothing to root, nor of a disk that is read-only
+            pass
+    except RequestError:
+        raise
+    except (OSError, RuntimeError, ValueError) as failure:  # a loop of links is a RuntimeError, a null character a ValueError
+        why = getattr(failure, "strerror", None) or failure  # without the name of the file that was tried
+        raise _refused(path, f"cannot be written: {why}; {ELSEWHERE}") from None
+
+
+def _refused(path: Path, why: str) -> RequestError:
+    return RequestError(f"record: {str(path)!r:.200}: {why}")

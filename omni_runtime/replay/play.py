@@ -120,14 +120,20 @@ def play(path: str | Path, until: int | None = None, cards: Iterable[ModelCard] 
 
     Args:
         path: of the log.
-        until: the last feed.
+        until: the last feed; they are numbered from 1 on.
         cards: must be those of the log.
 
     Raises:
-        ReplayError: the file is no log, is damaged, or was made with other cards.
+        ReplayError: the file is no log, is damaged, or was made with other cards; `until` is no feed.
     """
+    if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 1):
+        raise ReplayError(f"until={until!r:.40}: the number of a feed is needed, from 1 on; leave it out to replay all")
     log = Log(path)
+    if not isinstance(cards, Iterable) or isinstance(cards, ModelCard):
+        raise ReplayError(f"cards: a list of ModelCards is needed, not a {type(cards).__name__}; write [card]")
     for card in cards:
+        if not isinstance(card, ModelCard):
+            raise ReplayError(f"cards: {card!r:.60} is a {type(card).__name__}, not a ModelCard; write [card]")
         known = log.head.hashes
         if known.get(card.name) != card_hash(card):
             what = f"hash {known[card.name]} there, {card_hash(card)} here" if card.name in known else f"it has {sorted(known)}"

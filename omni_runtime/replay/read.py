@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from omni_runtime.card import OpLimits
+from omni_runtime.card import ModelCard, OpLimits
 from omni_runtime.core import Core
 from omni_runtime.errors import OmniError, ReplayError
 from omni_runtime.program import Plan
@@ -21,6 +22,9 @@ from omni_runtime.scheduler.policy import policy_named
 from omni_runtime.work import Submit
 
 REMEDY = "`omni run --record FILE` or Runtime(record=FILE) writes one"
+CHANGED = "it was changed after it was written; replay the file as it was"
+LONGEST = 1 << 26  # bytes of a head: cards and prices of some hundred experts are less than one million
+UNREADABLE = (OmniError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError, RecursionError)
 
 
 class Head(Struct):
@@ -72,31 +76,64 @@ class Log:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | Path):
+            raise ReplayError(f"path: the path of a log is needed, not {path!r:.60}; {REMEDY}")
         self.path = Path(path)
         self.torn = False
-        try:
-            with open(self.path, "rb") as file:
-                self.head = self._head(file.readline())
-        except (FileNotFoundError, IsADirectoryError):
-            raise ReplayError(f"{path}: there is no such file; {REMEDY}") from None
+        self.head = self._head(next(self._lines(), b""))
         plain = Decoder()
-        cards = {name: plain.unpack(card.get("card")) for name, card in self.head.cards.items()}
+        try:
+            cards = {name: plain.unpack(card.get("card")) for name, card in self.head.cards.items()}
+            if odd := [name for name, card in cards.items() if not isinstance(card, ModelCard)]:
+                raise ValueError(f"{odd[0]!r} is no card")
+        except UNREADABLE as error:
+            raise self._damaged(error) from None
         self.decoder = Decoder({(name, key): loop for name, card in cards.items() for key, loop in card.loops.items()})
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of the file."""
+        try:
+            what = self.path.stat().st_mode
+            if not stat.S_ISREG(what):  # a pipe or a device may have no end, and a log is read twice
+                name = "a folder" if stat.S_ISDIR(what) else "no file but a device, pipe or socket"
+                raise ReplayError(f"{self._name}: is {name}; name the file of a log: {REMEDY}")
+            with open(self.path, "rb") as file:
+                yield file.readline(LONGEST)
+                yield from file
+        except FileNotFoundError:
+            raise ReplayError(f"{self._name}: there is no such file; {REMEDY}") from None
+        except (OSError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ReplayError(f"{self._name}: cannot be read: {why}; name the file of a log: {REMEDY}") from None
+        except ReplayError:
+            raise
+        except ValueError as error:  # no name of a file: a null character
+            raise ReplayError(f"{self._name}: names no file: {error}; {REMEDY}") from None
+
+    @property
+    def _name(self) -> str:
+        """The path, so that it can be printed."""
+        return name if (name := str(self.path)).isprintable() and len(name) < 300 else f"{name!r:.300}"
+
+    def _damaged(self, error: Exception) -> ReplayError:
+        return ReplayError(f"{self.path}: its head is damaged: {error!s:.300}; {CHANGED}")
 
     def _head(self, line: bytes) -> Head:
         try:
             found = msgspec.json.decode(line)
             if not isinstance(found, dict) or found.get("log") != "omni_runtime":
                 raise ValueError("its first line is no head")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            if line.startswith(b'{"log":"omni_runtime"') and not line.endswith(b"\n"):
+                raise ReplayError(f"{self.path}: was cut in its first line, before anything happened; {REMEDY}") from None
             raise ReplayError(f"{self.path}: no log of omni_runtime ({error}); {REMEDY}") from None
         if found.get("format") != FORMAT:
             other = f"format {found.get('format')!r}, written by omni_runtime {found.get('version')}"
             raise ReplayError(f"{self.path}: {other}; this version reads format {FORMAT}, so replay it with that one")
         try:
             return msgspec.convert(found, Head)
-        except ValueError as error:
-            raise ReplayError(f"{self.path}: its head is damaged: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(error) from None
 
     def core(self) -> Core:
         """A core as the recorded one was before its first feed. It remembers all of its story.
@@ -106,6 +143,10 @@ class Log:
         """
         head = self.head
         costs = Costs()
+        theirs = head.costs.get("version", ours := costs.save()["version"])
+        if theirs != ours:
+            other = f"prices of version {theirs!r:.40}, written by omni_runtime {head.version}"
+            raise ReplayError(f"{self.path}: {other}; this version reads version {ours}, so replay it with that one")
         try:
             costs.load(head.costs)
             costs.gaps = head.gaps
@@ -114,8 +155,8 @@ class Log:
                 raise ValueError(f"limits are needed, not {head.limits!r:.80}")
             policy = policy_named(head.policy)
             core = Core(limits, head.max_runs, (), costs, policy, head.tenants, head.watchdog, remembered=None)
-        except (OmniError, ValueError) as error:
-            raise ReplayError(f"{self.path}: its head is damaged: {error}") from None
+        except UNREADABLE as error:
+            raise self._damaged(error) from None
         core.scheduler.admission.most = head.max_waiting
         return core
 
@@ -126,36 +167,40 @@ class Log:
         """
         plans: dict[int, Plan] = {}
         number = 0
-        with open(self.path, "rb") as file:
-            file.readline()
-            for at, line in enumerate(file, 2):
-                found = self._line(at, line)
-                if found is None:
-                    return
-                try:
-                    if "plan" in found:
-                        plans[found["plan"]] = self.decoder.unpack(found["is"])
-                        continue
-                    number += 1
-                    inputs = self.decoder.unpack(found["in"])
-                    inputs = tuple(replace(x, plan=plans[x.plan]) if type(x) is Submit else x for x in inputs)
-                    feed = Feed(number, at, float(found["now"]), inputs, found.get("out"), found.get("full"))
-                except (ReplayError, KeyError, TypeError, ValueError) as error:
-                    raise ReplayError(f"{self.path}, line {at}: {error!s:.200}; it was changed after it was written") from None
-                yield feed
+        for at, line in enumerate(self._lines(), 1):
+            if at == 1:
+                continue
+            found = self._line(at, line)
+            if found is None:
+                return
+            try:
+                if "plan" in found:
+                    plans[found["plan"]] = self.decoder.unpack(found["is"])
+                    continue
+                number += 1
+                inputs = self.decoder.unpack(found["in"])
+                inputs = tuple(replace(x, plan=plans[x.plan]) if type(x) is Submit else x for x in inputs)
+                feed = Feed(number, at, float(found["now"]), inputs, found.get("out"), found.get("full"))
+                if not isinstance(feed.full, list | None):
+                    raise TypeError(f"full: a list is needed, not {feed.full!r:.40}")
+            except UNREADABLE as error:
+                why = f"{error.args[0]!r} is missing" if type(error) is KeyError else str(error)
+                raise ReplayError(f"{self.path}, line {at}: {why:.200}; {CHANGED}") from None
+            yield feed
 
     def _line(self, at: int, line: bytes) -> dict[str, Any] | None:
         """What a line holds; None for a last one that was cut."""
-        for text in (line,) if line.endswith(b"\n") else (line, line + b"}"):  # a feed that never came back lacks its end
+        last = not line.endswith(b"\n")
+        for text in (line, line + b"}") if last else (line,):  # a feed that never came back lacks its end
             try:
                 found = msgspec.json.decode(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 wrong = str(error)
                 continue
-            if isinstance(found, dict):
+            if isinstance(found, dict) and (text is line or found.keys() & {"in", "is"}):  # `{"now":29` is not even half of one
                 return found
             wrong = f"an object is needed, not {found!r:.40}"
-        if line.endswith(b"\n"):
-            raise ReplayError(f"{self.path}, line {at}: {wrong}; it was changed after it was written")
+        if not last:
+            raise ReplayError(f"{self.path}, line {at}: {wrong}; {CHANGED}")
         self.torn = True
         return None

@@ -106,9 +106,9 @@ def test_twenty_failures_keep_nothing(either: Desk) -> None:
 def test_an_answer_that_cannot_travel_breaks_its_batch(process: Callable[..., Desk]) -> None:
     desk = process()
     report = desk.wait(desk.send("odd"))
-    assert isinstance(report, Broken) and "object cannot travel" in report.error
+    assert isinstance(report, Broken) and "that cannot travel back: object is not data; return numbers" in report.error
     report = desk.wait(desk.send("echo", values=(object(),)))
-    assert isinstance(report, Broken) and "cannot travel to an executor" in report.error
+    assert isinstance(report, Broken) and "cannot travel to an executor: object is not data; send" in report.error
     assert desk.ask("count").items["out"] == [0, 0]
     desk.executor.send(Drop("cpu#1", ((1, "loop0"),)))
 

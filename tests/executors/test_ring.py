@@ -88,6 +88,6 @@ def test_what_could_not_be_said_takes_no_room() -> None:
     writer, _ = pair()
     out = Wire(out=writer, large=1000)
     for _ in range(9):
-        with pytest.raises(TypeError, match="object cannot travel"):
+        with pytest.raises(TypeError, match="object is not data; send numbers"):
             out.encode(batch(np.zeros(400), object()))
     assert writer.head == 0

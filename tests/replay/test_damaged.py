@@ -68,7 +68,13 @@ def test_what_is_no_log(tmp_path: Path) -> None:
     [
         ({"format": 2, "version": "9.1"}, "format 2, written by omni_runtime 9.1; this version reads format 1"),
         ({"policy": "best"}, "unknown policy 'best'"),
+        ({"format": 999}, "format 999, written by .* this version reads format 1, so replay it with that one"),
         ({"costs": {}}, "head is damaged"),
+        ({"costs": {"version": 999}}, "prices of version 999, .* this version reads version 1, so replay it with that one"),
+        ({"version": 999}, "head is damaged"),
+        ({"cards": {"toy": {"card": 3}}}, "head is damaged: 'toy' is no card"),
+        ({"cards": {"toy": {"card": {"~ModelCard": {"name": ["~"]}}}}}, "head is damaged"),
+        ({"limits": [["a", "b", {"~OpLimits": [1] * 99}]]}, "head is damaged"),
         ({"limits": [["a", "b", 3]]}, "limits are needed"),
         ({"tenants": [1]}, "head is damaged"),
         ({"max_runs": "many"}, "head is damaged"),
@@ -170,7 +176,7 @@ def test_stories(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "submit clauses" in told and "now: run 2 open" in told and "alive at the end: 1, 2, 3, 4; --story 1" in told
     with pytest.raises(ReplayError, match=r"request 99 is not among those .* 4 came, 1 to 4"):
         replay(log, story=99)
-    with pytest.raises(RequestError, match="until"):
+    with pytest.raises(ReplayError, match="until"):
         replay(log, until=0)
 
 
