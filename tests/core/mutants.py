@@ -153,7 +153,12 @@ MUTANTS = [
         "run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))",
         "pass",
     ),
-    Mutant("a suspect has company", "scheduler/fill.py", "if unit.lo > size or (solo and (picked or self.busy)):", "if unit.lo > size:"),
+    Mutant(
+        "a suspect has company",
+        "scheduler/fill.py",
+        "if unit.lo > size or (solo and (picked or self.busy)):",
+        "if unit.lo > size:",
+    ),
     Mutant(
         "a suspect stays one",
         "scheduler/scheduler.py",
