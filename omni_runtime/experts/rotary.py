@@ -1,6 +1,6 @@
 """Rotary positions: tables of sines and cosines, and the ways to stretch them over longer contexts.
 
-Suffixes: T tokens, S positions, E head dimension, F = E/2 frequencies.
+Suffixes: T tokens, S positions, E head dimension, F = E/2 frequencies, 3 axes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,25 @@ def scaled(frequency_F: torch.Tensor, how: RopeScaling) -> torch.Tensor:
     return keep_F * frequency_F + (1.0 - keep_F) * frequency_F / how.factor
 
 
+def axis_of(sections: tuple[int, int, int]) -> torch.Tensor:
+    """axis_F, int64: which of the three numbers of a position turns each frequency: 0 time, 1 height, 2 width.
+
+    Interleaved M-RoPE (Qwen3-VL; Qwen3-Omni, section 2.4): time, height and width take turns, from the fastest frequency on,
+    until height and width have had their number of frequencies; time has the rest. So each axis sees fast and slow ones.
+    """
+    axis_F = torch.zeros(sum(sections), dtype=torch.int64)
+    for axis in (1, 2):
+        axis_F[axis : 3 * sections[axis] : 3] = axis
+    return axis_F
+
+
 class Rotary:
     """Tables of rotary position embedding (Su et al. 2021, equation 34), halves rather than pairs. They grow on demand."""
 
     def __init__(self, config: DecoderConfig, device: torch.device) -> None:
         self._device, self._limit = device, config.positions
         self._frequency = frequencies(config)
+        self._axis_F = None if config.rope_sections is None else axis_of(config.rope_sections)
         self._grow(min(1024, self._limit))
 
     def tables(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,6 +57,13 @@ class Rotary:
             self._grow(min(2 * max(positions) + 2, self._limit))
         index_T = torch.tensor(positions, device=self._device)
         return self._cos_S1E[index_T], self._sin_S1E[index_T]
+
+    def turned(self, positions_3T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `tables`, of positions that have three numbers, which may be fractions."""
+        assert self._axis_F is not None, "positions of three numbers, for a decoder whose positions have one"
+        angle_TF = positions_3T.float().cpu()[self._axis_F].T * self._frequency
+        cos_TF, sin_TF = angle_TF.cos().to(self._device), angle_TF.sin().to(self._device)
+        return torch.cat([cos_TF, cos_TF], -1)[:, None], torch.cat([-sin_TF, sin_TF], -1)[:, None]
 
     def _grow(self, length: int) -> None:
         angle = torch.arange(length).float()[:, None] * self._frequency
