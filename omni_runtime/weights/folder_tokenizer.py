@@ -28,8 +28,10 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _MAY_LACK = {"unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}  # nothing here ever writes them
 
 
-def folder_tokenizer(folder: Path) -> ChatTokenizer:
+def folder_tokenizer(folder: Path, vocab: int | None = None) -> ChatTokenizer:
     """The tokenizer of a folder, the same object for everybody who asks while its files stay as they are.
+
+    `vocab` is the vocabulary of the model; without it, config.json must be that of a decoder.
 
     Raises:
         CheckpointError: a file is missing, damaged or contradicts another, it is no byte-level BPE, there is no chat template, or
@@ -39,12 +41,12 @@ def folder_tokenizer(folder: Path) -> ChatTokenizer:
     for name in _FILES:
         path = folder / name
         stamps.append((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
-    return _open(folder, tuple(stamps))
+    return _open(folder, vocab, tuple(stamps))
 
 
 @lru_cache(maxsize=4)
-def _open(folder: Path, stamps: tuple[Any, ...]) -> ChatTokenizer:
-    vocab = read_config(folder).decoder.vocab
+def _open(folder: Path, asked: int | None, stamps: tuple[Any, ...]) -> ChatTokenizer:
+    vocab = read_config(folder).decoder.vocab if asked is None else asked
     path = folder / "tokenizer.json"
     remedy = "a folder with tokenizer.json is needed; transformers' save_pretrained writes one"
     f = Fields(path, read_json(path, remedy))
