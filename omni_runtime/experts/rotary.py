@@ -13,10 +13,14 @@ import torch
 from omni_runtime.weights.decoder_config import DecoderConfig, RopeScaling
 
 
+def falling(head_dim: int, base: float) -> torch.Tensor:
+    """frequency_F = base^(-2i/E), radians a position (Su et al. 2021, section 3.2.2)."""
+    return 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+
+
 def frequencies(config: DecoderConfig) -> torch.Tensor:
-    """frequency_F, radians a position, falling: base^(-2i/E) (Su et al. 2021, section 3.2.2), scaled as the config says."""
-    exponent_F = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-    frequency_F = 1.0 / config.rope_theta**exponent_F
+    """frequency_F, scaled as the config says."""
+    frequency_F = falling(config.head_dim, config.rope_theta)
     return frequency_F if config.rope_scaling is None else scaled(frequency_F, config.rope_scaling)
 
 
@@ -42,6 +46,20 @@ def axis_of(sections: tuple[int, int, int]) -> torch.Tensor:
     return axis_F
 
 
+def turn(x_THE: torch.Tensor, cos_T1E: torch.Tensor, sin_T1E: torch.Tensor) -> torch.Tensor:
+    """Each head turned by its token's angles: (a, b) becomes (a cos - b sin, b cos + a sin), a and b the halves of a head.
+
+    The first half of the sines is negated.
+    """
+    return (x_THE * cos_T1E).addcmul_(x_THE.roll(x_THE.shape[-1] // 2, -1), sin_T1E)
+
+
+def halves(angle_TF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos_T1E and sin_T1E, for `turn`."""
+    cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
+    return torch.cat([cos_TF, cos_TF], -1)[:, None], torch.cat([-sin_TF, sin_TF], -1)[:, None]
+
+
 class Rotary:
     """Tables of rotary position embedding (Su et al. 2021, equation 34), halves rather than pairs. They grow on demand."""
 
@@ -62,10 +80,9 @@ class Rotary:
         """As `tables`, of positions that have three numbers, which may be fractions."""
         assert self._axis_F is not None, "positions of three numbers, for a decoder whose positions have one"
         angle_TF = positions_3T.float().cpu()[self._axis_F].T * self._frequency
-        cos_TF, sin_TF = angle_TF.cos().to(self._device), angle_TF.sin().to(self._device)
-        return torch.cat([cos_TF, cos_TF], -1)[:, None], torch.cat([-sin_TF, sin_TF], -1)[:, None]
+        cos_T1E, sin_T1E = halves(angle_TF)
+        return cos_T1E.to(self._device), sin_T1E.to(self._device)
 
     def _grow(self, length: int) -> None:
-        angle = torch.arange(length).float()[:, None] * self._frequency
-        self._cos_S1E = torch.cat([angle.cos(), angle.cos()], -1)[:, None].to(self._device)
-        self._sin_S1E = torch.cat([-angle.sin(), angle.sin()], -1)[:, None].to(self._device)
+        cos_S1E, sin_S1E = halves(torch.arange(length).float()[:, None] * self._frequency)
+        self._cos_S1E, self._sin_S1E = cos_S1E.to(self._device), sin_S1E.to(self._device)

@@ -159,7 +159,7 @@ def toy_omni_weights(config: OmniConfig, seed: int = 0) -> dict[str, torch.Tenso
         else:
             # Residual units add up: with 1.2 all the way the wave would be cut at 1 nearly everywhere.
             gain = 0.6 if name.startswith("code2wav.decoder.") else 1.2
-            weights[name] = gain * (0.2 if shape[0] == 1 else 1.0) * noise / math.sqrt(math.prod(shape[1:]))
+            weights[name] = gain * (0.8 if shape[0] == 1 else 1.0) * noise / math.sqrt(math.prod(shape[1:]))
     return weights
 
 
