@@ -206,10 +206,11 @@ def _audio(f: Fields) -> AudioConfig:
     f.only(
         _NESTED | {"num_mel_bins", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model", "scale_embedding"}
         | {"max_source_positions", "activation_function", "n_window", "n_window_infer", "conv_chunksize", "output_dim"}
-        | {"downsample_hidden_size"}
+        | {"downsample_hidden_size", "num_hidden_layers"}
     )  # fmt: skip
     _only_value(f, "activation_function", "gelu")
     _only_value(f, "scale_embedding", False)
+    _only_value(f, "num_hidden_layers", f.count("encoder_layers", most=MOST))  # the same by another name
     _only_value(f, "n_window", 50)  # `CHUNK_TOKENS` of a chunk: what the makers' code counts with, whatever is written here
     chunk = 2 * f.count("n_window")
     infer = f.count("n_window_infer")

@@ -10,6 +10,14 @@ from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
 Shapes = dict[str, tuple[int, ...]]
 
+PREFIXES = {  # of the names of each expert's tensors; the longest that fits counts
+    "thinker": "thinker.",
+    "audio_encoder": "thinker.audio_tower.",
+    "vision_encoder": "thinker.visual.",
+    "talker": "talker.",
+    "predictor": "talker.code_predictor.",
+    "code2wav": "code2wav.",
+}
 CHUNK_TOKENS = 13  # of a full chunk of 100 mel frames: three convolutions of stride 2
 
 
@@ -142,6 +150,15 @@ def tensor_shapes(config: OmniConfig) -> Shapes:
     if config.vocoder is not None:
         found |= _vocoder(config.vocoder)
     return found
+
+
+def parameters(config: OmniConfig) -> dict[str, int]:
+    """How many numbers each expert has."""
+    counts = dict.fromkeys(PREFIXES, 0)
+    for name, shape in tensor_shapes(config).items():
+        part = max((part for part, prefix in PREFIXES.items() if name.startswith(prefix)), key=lambda p: len(PREFIXES[p]))
+        counts[part] += prod(shape)
+    return {part: count for part, count in counts.items() if count}
 
 
 def decoder_names(config: DecoderConfig, prefix: str, embedding: str, head: str) -> dict[str, str]:
