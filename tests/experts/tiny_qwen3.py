@@ -11,8 +11,10 @@ import torch
 
 from omni_runtime.experts.code2wav import Code2Wav
 from omni_runtime.experts.decoder import DecoderLM
+from omni_runtime.experts.qwen3_audio import AudioEncoder
 from omni_runtime.experts.qwen3_predictor import CodePredictor
 from omni_runtime.experts.qwen3_talker import Talker
+from omni_runtime.experts.qwen3_vision import VisionEncoder
 from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.weights.toy_qwen3_omni import write_toy_omni
 
@@ -59,3 +61,13 @@ def vocoder() -> Code2Wav:
     ours = folder()
     assert ours.config.vocoder is not None
     return Code2Wav(ours.config.vocoder, ours.named("code2wav."))
+
+
+@lru_cache
+def audio_encoder() -> AudioEncoder:
+    return AudioEncoder(folder().config.audio, folder().named("thinker.audio_tower."))
+
+
+@lru_cache
+def vision_encoder() -> VisionEncoder:
+    return VisionEncoder(folder().config.vision, folder().named("thinker.visual."))
