@@ -26,7 +26,7 @@ from omni_runtime.experts.edits import History
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.qwen3_predictor import CodePredictor, inner
 from omni_runtime.experts.sampling import draw
-from omni_runtime.weights.qwen3_omni_parts import TalkerConfig
+from omni_runtime.weights.qwen3_omni_parts import TalkerConfig, Tokens
 
 RESERVED = 1024  # ids at the end of the vocabulary that are marks and speakers: never drawn, except the one that ends
 HEAD = 3  # tokens of <|im_start|>assistant\n
@@ -52,6 +52,17 @@ class Talked:
 
     code: int  # code 0, or -1
     frame: tuple[int, ...]  # all codes; empty where the answer ends or nothing was drawn
+
+
+def user_turns(ids: Sequence[int], tokens: Tokens) -> list[int]:
+    """Places of a prompt that the talker hears of: the turns of the user. The system's, and older answers, are not for it."""
+    found, role = [], ids[1] if len(ids) > 1 else -1
+    for i, token in enumerate(ids):
+        if token == tokens.im_start and i + 1 < len(ids):
+            role = ids[i + 1]
+        if role == tokens.user:
+            found.append(i)
+    return found
 
 
 class Talker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 pytestmark = [pytest.mark.torch, pytest.mark.oracle]
@@ -58,17 +59,17 @@ class Mix:
         self.media = Media(tuple(images), tuple(clips), tuple(map(audio_tokens, self.frames)))
         self.with_sound = with_sound
 
-    def ours(self) -> Placed:
-        return place(self.ids, T, self.media, 2, 13)
+    def ours(self, told: bool = True) -> Placed:
+        return place(self.ids, T, self.media, 2, 13, told)
 
-    def theirs(self) -> tuple[torch.Tensor, float]:
+    def theirs(self, told: bool = True) -> tuple[torch.Tensor, float]:
         ids = torch.tensor([self.ids])
         positions, deltas = reference().thinker.get_rope_index(
             ids,
             torch.tensor(self.media.images) if self.media.images else None,
             torch.tensor([clip.grid for clip in self.media.clips]) if self.media.clips else None,
             torch.ones_like(ids),
-            self.with_sound,
+            self.with_sound and told,
             torch.tensor(self.frames) if self.frames else None,
             torch.tensor([clip.seconds for clip in self.media.clips]) if self.media.clips else None,
         )
@@ -85,6 +86,16 @@ def test_random_mixes(with_sound: bool) -> None:
         assert ours.next == pytest.approx(after, abs=1e-3), seed
         mixed += bool(mix.media.clips) and bool(mix.media.sounds) and bool(mix.media.images)
     assert mixed > 30
+
+
+def test_a_talker_is_not_told_of_sounds_in_clips() -> None:
+    different = 0
+    for seed in range(150):
+        mix = Mix(seed, True)
+        ours, (positions, _) = mix.ours(told=False), mix.theirs(told=False)
+        assert torch.equal(torch.from_numpy(ours.position_3N), positions.float()), seed
+        different += not np.array_equal(ours.position_3N, mix.ours().position_3N)
+    assert different > 30
 
 
 def test_plain_text_counts_on() -> None:

@@ -16,7 +16,7 @@ from omni_runtime.draw import Draw  # noqa: E402
 from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.experts.decoder import KVCache, Span  # noqa: E402
 from omni_runtime.experts.qwen3_predictor import INNER, inner  # noqa: E402
-from omni_runtime.experts.qwen3_talker import TalkSpan  # noqa: E402
+from omni_runtime.experts.qwen3_talker import TalkSpan, user_turns  # noqa: E402
 from omni_runtime.experts.sampling import draw  # noqa: E402
 
 torch.set_num_threads(1)
@@ -43,7 +43,7 @@ class Speech:
     def __init__(self, tokens: list[int], answer: list[int], speaker: str = "Ethan", talk: Draw = GREEDY) -> None:
         speaks = lambda ids: talker().text(thinker().embed(ids))  # noqa: E731
         at = len(tokens) - 3
-        user = self.of_user(tokens[:at])
+        user = [tokens[i] for i in user_turns(tokens[:at], T)]
         pad_D, bos_D, eos_D = speaks([T.tts_pad, T.tts_bos, T.tts_eos])
         said_TD = speaks(answer)
         opening = talker().opening(speaks(tokens[at:]), pad_D, bos_D, said_TD[0], speaker)
@@ -53,15 +53,6 @@ class Speech:
         self.cache: KVCache = talker().model.cache()
         self.frames: list[tuple[int, ...]] = []
         self.ended = False
-
-    @staticmethod
-    def of_user(tokens: list[int]) -> list[int]:
-        """Turns of the user: the system's are not for the talker."""
-        found, role = [], 0
-        for i, token in enumerate(tokens):
-            role = tokens[i + 1] if token == T.im_start else role
-            found += [token] if role == T.user else []
-        return found
 
     def span(self, size: int) -> TalkSpan:
         start = self.cache.length
