@@ -91,7 +91,8 @@ def _resize_axis(picture: Bytes, axis: int, size: int) -> Bytes:
     for tap in range(place.shape[1]):
         at = np.minimum(place[:, tap], there - 1)
         total += picture.take(at, axis) * whole[:, tap].reshape(shape)
-    return np.clip(total >> _BITS, 0, 255).astype(np.uint8)
+    cut: Bytes = np.clip(total >> _BITS, 0, 255).astype(np.uint8)
+    return cut
 
 
 def _keys(x: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -17,7 +17,15 @@ from omni_runtime.weights.qwen3_omni_config import ARCHITECTURE, parse_omni_conf
 from omni_runtime.weights.qwen3_omni_parts import OmniConfig, tensor_shapes
 from omni_runtime.weights.toy_folder import ADDED, toy_tokenizer, write_json, write_tensors
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<|vision_start|>")
+SPECIAL: tuple[str, ...] = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<|audio_pad|>",
+    "<|vision_start|>",
+)
 SPECIAL += ("<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
 ROLES = ("system", "user", "assistant")  # one token each, as in the published vocabulary
 TEMPLATE = (
@@ -30,6 +38,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CODEBOOK, GROUPS = 64, 4
+
+Values = dict[str, Any]
 
 
 def merges() -> list[str]:
@@ -52,31 +62,50 @@ def toy_omni_config(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "interleaved": True, "mrope_interleaved": True}
     media = {f"{name}_token_id": ids[f"<|{name}_pad|>"] for name in ("audio", "image", "video")}
     media |= {f"{name}_start_token_id": ids[f"<|{name}_start|>"] for name in ("audio", "vision")}
-    decoder = {
+    decoder: Values = {
         "hidden_act": "silu",
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "head_dim": 16,
         "attention_bias": False,
     }
-    sparse = {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "mlp_only_layers": [], "rope_theta": 1e6}
+    sparse: Values = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "rope_theta": 1e6,
+    }
     sparse |= {"rope_scaling": rope, **decoder}
-    text = {"vocab_size": vocab, "hidden_size": width, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text: Values = {
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
     text |= {"num_key_value_heads": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-    audio = {"num_mel_bins": 128, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "d_model": 32}
+    audio: Values = {"num_mel_bins": 128, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "d_model": 32}
     audio |= {"n_window": 50, "n_window_infer": 200, "output_dim": width, "max_source_positions": 200}
     audio |= {"downsample_hidden_size": 8, "conv_chunksize": 100, "activation_function": "gelu", "scale_embedding": False}
-    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2}
+    vision: Values = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+    }
     vision |= {"temporal_patch_size": 2, "out_hidden_size": width, "num_position_embeddings": 64, "in_channels": 3}
     vision |= {"deepstack_visual_indexes": [0, 1], "hidden_act": "gelu_pytorch_tanh"}
     # Ids from 1024 below the end on are never drawn, except the one that ends: the codes must stand before.
     codec = {name: CODEBOOK + i for i, name in enumerate(("pad", "bos", "eos", "nothink", "think_bos", "think_eos"))}
-    talker_text = {"vocab_size": CODEBOOK + 1024, "hidden_size": talk, "intermediate_size": 80, "num_hidden_layers": 2}
+    talker_text: Values = {"vocab_size": CODEBOOK + 1024, "hidden_size": talk, "intermediate_size": 80, "num_hidden_layers": 2}
     talker_text |= {"num_attention_heads": 3, "num_key_value_heads": 1, "moe_intermediate_size": 32, "norm_topk_prob": True}
     talker_text |= {"shared_expert_intermediate_size": 40}
-    predictor = {"vocab_size": CODEBOOK, "hidden_size": talk, "intermediate_size": 96, "num_hidden_layers": 2}
+    predictor: Values = {"vocab_size": CODEBOOK, "hidden_size": talk, "intermediate_size": 96, "num_hidden_layers": 2}
     predictor |= {"num_attention_heads": 3, "num_key_value_heads": 1, "num_code_groups": GROUPS, "rope_theta": 1e6, **decoder}
-    found: dict[str, Any] = {
+    found: Values = {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3_omni_moe",
         "enable_audio_output": True,
@@ -196,7 +225,11 @@ def write_toy_omni(
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     write_json(folder / "tokenizer_config.json", names)
     size = {"shortest_edge": 64, "longest_edge": 16 * 1024}
-    images = {"patch_size": config.vision.patch, "merge_size": config.vision.merge, "temporal_patch_size": config.vision.temporal}
+    images: Values = {
+        "patch_size": config.vision.patch,
+        "merge_size": config.vision.merge,
+        "temporal_patch_size": config.vision.temporal,
+    }
     images |= {"size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "feature_size": config.audio.mels}
     write_json(folder / "preprocessor_config.json", images | {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000})
     (folder / "chat_template.jinja").write_text(TEMPLATE)
