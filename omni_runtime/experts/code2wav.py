@@ -35,9 +35,14 @@ Tensors = Mapping[str, torch.Tensor]
 class Stream:
     """Where a stream stands: never changed, only replaced."""
 
-    frames: int  # that it was fed
+    frames: int  # the number of the next one
     window_LKSE: torch.Tensor  # keys at 2l, values at 2l + 1
     tails: tuple[torch.Tensor, ...]  # [C, P] each, in the order of the network
+
+    @property
+    def begins(self) -> bool:
+        """Whether it was fed nothing yet."""
+        return self.window_LKSE.shape[2] == 0
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,11 @@ class Code2Wav:
             self._frequency_F = falling(config.head_dim, config.rope_theta)
             self._waves = Waves(config, take, layout)
 
-    def fresh(self) -> Stream:
-        """A stream that was fed nothing."""
+    def fresh(self, at: int = 0) -> Stream:
+        """A stream that was fed nothing, whose first frame is number `at`."""
         c = self.config
         empty = torch.empty(2 * c.layers, c.kv_heads, 0, c.head_dim, device=self.device)
-        return Stream(0, empty, self._waves.fresh())
+        return Stream(at, empty, self._waves.fresh())
 
     @torch.inference_mode()
     def decode(self, streams: Sequence[Stream], codes: Sequence[torch.Tensor]) -> list[tuple[Stream, torch.Tensor]]:
@@ -102,7 +107,7 @@ class Code2Wav:
         hidden_ND, windows = self._transform(streams, torch.cat(list(codes)), lengths)
         groups: dict[tuple[int, bool], list[int]] = {}
         for i, (stream, length) in enumerate(zip(streams, lengths, strict=True)):
-            groups.setdefault((length, stream.frames == 0), []).append(i)
+            groups.setdefault((length, stream.begins), []).append(i)
         parts = hidden_ND.split_with_sizes(lengths)
         found: dict[int, tuple[Stream, torch.Tensor]] = {}
         for (length, begins), rows in groups.items():

@@ -339,7 +339,7 @@ def _vocoder(f: Fields) -> VocoderConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=f.count("intermediate_size"),
-        window=f.count("sliding_window"),
+        window=f.count("sliding_window", least=2),
         rope_theta=theta,
         eps=f.number("rms_norm_eps", 1e-5),
         bias=f.flag("attention_bias", False),

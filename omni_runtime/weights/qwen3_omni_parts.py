@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
@@ -106,6 +106,20 @@ class VocoderConfig:
     def lag(self) -> int:
         """Samples that n frames give less than n·hop: each rate's block needs the next input, so its last one is never whole."""
         return sum(prod(self.rates[i + 1 :]) * rate for i, rate in enumerate(self.rates))
+
+    @property
+    def reach(self) -> int:
+        """Frames before a frame that its samples may depend on: a stream that begins so much earlier gives the same ones."""
+        steps, back = 1, 0.0  # positions of a frame at this depth; frames that convolutions look back
+        for ratio in self.ratios:
+            steps *= ratio
+            back += 6 / steps
+        back += 6 / steps
+        for rate in self.rates:
+            back += 1 / steps
+            steps *= rate
+            back += 6 * (1 + 3 + 9) / steps
+        return (self.window - 1) * self.layers + ceil(back + 6 / steps)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,15 @@ def test_the_window_ends() -> None:
     assert difference[40 * HOP :].max() == 0
 
 
+def test_a_stream_that_begins_later_gives_the_same_from_its_reach_on() -> None:
+    given, reach = codes(60, 1), vocoder().config.reach
+    assert reach == 2 * 7 + 13
+    for late in (0, 3):  # the mutant: a stream that begins three frames too late
+        ((_, wave),) = vocoder().decode([vocoder().fresh(30 - reach + late)], [given[30 - reach + late :]])
+        off = (wave[-(30 * HOP - LAG) :] - whole(given)[30 * HOP :]).abs().max()
+        assert off < 1e-5 if not late else off > 0, (late, off)
+
+
 def test_rows_of_different_lengths_together() -> None:
     rng = random.Random(5)
     given = [codes(20 + 9 * i, 10 + i) for i in range(4)]
