@@ -65,4 +65,9 @@ def snake(alpha_C: torch.Tensor, beta_C: torch.Tensor) -> Callable[[torch.Tensor
     """x + sin²(e^α x) / (e^β + 1e-9), a channel at a time (Ziyin et al. 2020, equation 3; BigVGAN's form with two parameters)."""
     rate_C1 = alpha_C.exp()[:, None]
     share_C1 = 1.0 / (beta_C.exp()[:, None] + 1e-9)
-    return lambda x_RCT: torch.addcmul(x_RCT, share_C1, (x_RCT * rate_C1).sin().square())
+
+    def run(x_RCT: torch.Tensor) -> torch.Tensor:
+        wave_RCT = (x_RCT * rate_C1).sin_()
+        return torch.addcmul(x_RCT, share_C1, wave_RCT.mul_(wave_RCT))  # square() is pow, and takes twice as long
+
+    return run
