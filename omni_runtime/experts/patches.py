@@ -5,37 +5,19 @@ Suffixes: H rows, W columns, C channels, S frames, T patches, X numbers of a pat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, floor, sqrt
 from typing import Any
 
 import numpy as np
 
 from omni_runtime.errors import RequestError
+from omni_runtime.weights.preprocessor import PatchRules
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Singles = np.ndarray[Any, np.dtype[np.float32]]
 
 STRETCH = 200  # the longest side is at most so many times the shortest
 _BITS = 22  # of a resampling weight
-
-
-@dataclass(frozen=True)
-class PatchRules:
-    """What preprocessor_config.json says of pictures."""
-
-    patch: int = 16
-    merge: int = 2
-    temporal: int = 2
-    least: int = 56 * 56  # pixels of a picture
-    most: int = 28 * 28 * 1280
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    @property
-    def factor(self) -> int:
-        """Sides are multiples of this many pixels: one vector of the thinker."""
-        return self.patch * self.merge
 
 
 def fitting(rows: int, columns: int, rules: PatchRules) -> tuple[int, int]:

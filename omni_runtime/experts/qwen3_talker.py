@@ -91,7 +91,8 @@ class Talker:
         self.predictor = predictor
         self._text = self._projection("text_projection", projections, layout)
         self._media = self._projection("hidden_projection", projections, layout)
-        self._never = [i for i in range(max(config.decoder.vocab - RESERVED, 0), config.decoder.vocab) if i != config.eos]
+        reserved = range(max(config.decoder.vocab - RESERVED, 0), config.decoder.vocab)
+        self._never = torch.tensor([i for i in reserved if i != config.eos], device=self.model.device)
 
     def _projection(self, name: str, weights: Mapping[str, torch.Tensor], layout: str) -> Callable[[torch.Tensor], torch.Tensor]:
         def layer(part: str) -> Callable[[torch.Tensor], torch.Tensor]:

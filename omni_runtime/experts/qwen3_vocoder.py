@@ -7,12 +7,14 @@ A frame is the G codes of one instant. n frames make n · hop - lag samples (`co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from omni_runtime.errors import RequestError
+from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.code2wav import Code2Wav, Stream
+from omni_runtime.experts.qwen3_options import open_folder, read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import AudioStep, Row, StepResult
 
@@ -73,3 +75,19 @@ def _step(row: Row) -> AudioStep:
     if not isinstance(row.payload, AudioStep):
         raise RequestError(f"payload: decode_audio takes an AudioStep, not {type(row.payload).__name__}")
     return row.payload
+
+
+def build(options: Mapping[str, Any], device: str) -> Qwen3Vocoder:
+    """Options: `checkpoint`, a folder; `linear`, see `linear.LAYOUTS`.
+
+    Raises:
+        CardError: an unknown option, or one of the wrong type.
+        CheckpointError: the folder is not a whole Qwen3-Omni, or has no voice.
+    """
+    asked = read_options(options, "qwen3 vocoder")
+    folder = open_folder(asked)
+    if folder.config.vocoder is None:
+        raise CheckpointError(
+            f"{folder.folder}: enable_audio_output is false: this checkpoint has no voice, only text can be asked of it"
+        )
+    return Qwen3Vocoder(Code2Wav(folder.config.vocoder, folder.named("code2wav."), device, asked.linear))

@@ -12,9 +12,10 @@ pytest.importorskip("transformers")
 
 from tiny_qwen3 import folder, reference, talker, thinker, vocoder  # noqa: E402
 
-from omni_runtime.draw import Draw  # noqa: E402
+from omni_runtime.draw import Draw, Edits  # noqa: E402
 from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.experts.decoder import KVCache, Span  # noqa: E402
+from omni_runtime.experts.edits import History  # noqa: E402
 from omni_runtime.experts.qwen3_predictor import INNER, inner  # noqa: E402
 from omni_runtime.experts.qwen3_talker import TalkSpan, user_turns  # noqa: E402
 from omni_runtime.experts.sampling import draw  # noqa: E402
@@ -50,6 +51,7 @@ class Speech:
         self.vectors_TD = torch.cat([speaks(user), opening])
         self.trailing = [*said_TD[1:-1], eos_D]
         self.pad_D, self.talk = pad_D, talk
+        self.history = History()
         self.cache: KVCache = talker().model.cache()
         self.frames: list[tuple[int, ...]] = []
         self.ended = False
@@ -58,7 +60,7 @@ class Speech:
         start = self.cache.length
         vectors_TD = self.vectors_TD[start : start + size]
         draws = start + size == len(self.vectors_TD)
-        return TalkSpan(self.cache, start, vectors_TD, self.talk, len(self.frames) if draws else -1)
+        return TalkSpan(self.cache, start, vectors_TD, self.talk, len(self.frames) if draws else -1, history=self.history)
 
     def take(self, code: int, frame: tuple[int, ...]) -> None:
         if code < 0:
@@ -67,6 +69,7 @@ class Speech:
             self.ended = True
             return
         k = len(self.frames)
+        self.history.write(k, [code])
         text_D = self.trailing[k] if k < len(self.trailing) else self.pad_D
         self.frames.append(frame)
         self.vectors_TD = torch.cat([self.vectors_TD, talker().frames([frame], text_D[None])])
@@ -84,29 +87,45 @@ def run(speeches: list[Speech], frames: int, seed: int = 0) -> None:
 PROMPTS = [prompt("Hello omni"), prompt("hi", system="Be brief."), prompt("How many are there, and where do they all go?")]
 
 
+def generated(tokens: list[int], answer: list[int], speaker: str, penalty: float = 1.0) -> torch.Tensor:
+    """The reference's wave of 20 frames, its thinker's tokens checked."""
+    ids = torch.tensor([tokens])
+    seq, wave = reference().generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        speaker=speaker,
+        thinker_max_new_tokens=len(answer),
+        thinker_do_sample=False,
+        thinker_eos_token_id=T.im_end,
+        talker_max_new_tokens=21,  # the last code 0 gets no other codes and is dropped: 20 frames
+        talker_do_sample=False,
+        talker_temperature=None,
+        talker_top_k=None,
+        talker_top_p=None,
+        talker_repetition_penalty=penalty,
+        return_audio=True,
+    )
+    assert seq[0, len(tokens) :].tolist() == answer
+    return wave[0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`")
+def test_penalties_count_codes_of_the_answer() -> None:
+    answer = think(PROMPTS[0], 6)
+    penalised = Draw(0, 5, edits=Edits(repetition=1.6))
+    speeches = [Speech(PROMPTS[0], answer, talk=how) for how in (GREEDY, penalised)]
+    run(speeches, 20)
+    assert speeches[0].frames != speeches[1].frames
+    ((_, ours),) = vocoder().decode([vocoder().fresh()], [torch.tensor(speeches[1].frames)])
+    torch.testing.assert_close(ours, generated(PROMPTS[0], answer, "ethan", 1.6), rtol=0, atol=1e-5)
+
+
 def test_frames_and_waves_of_generate() -> None:
     speeches, expected = [], []
     for i, tokens in enumerate(PROMPTS):
         answer = think(tokens, 6 + 3 * i)
         speeches.append(Speech(tokens, answer, "Chelsie" if i else "ethan"))
-        ids = torch.tensor([tokens])
-        seq, wave = reference().generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            speaker="Chelsie" if i else "ethan",
-            thinker_max_new_tokens=len(answer),
-            thinker_do_sample=False,
-            thinker_eos_token_id=T.im_end,
-            talker_max_new_tokens=21,  # the last code 0 gets no other codes and is dropped: 20 frames
-            talker_do_sample=False,
-            talker_temperature=None,
-            talker_top_k=None,
-            talker_top_p=None,
-            talker_repetition_penalty=1.0,
-            return_audio=True,
-        )
-        assert seq[0, len(tokens) :].tolist() == answer
-        expected.append(wave[0, 0])
+        expected.append(generated(tokens, answer, "Chelsie" if i else "ethan"))
     run(speeches, 20)
     assert all(len(set(speech.frames)) > 10 for speech in speeches)  # not in a fixed point that anything would reach
     for speech, wave in zip(speeches, expected, strict=True):
@@ -114,6 +133,7 @@ def test_frames_and_waves_of_generate() -> None:
         torch.testing.assert_close(ours, wave, rtol=0, atol=1e-5)  # so all codes are equal
         alone = Speech.__new__(Speech)
         alone.__dict__ |= speech.__dict__ | {"cache": talker().model.cache(), "frames": [], "ended": False}
+        alone.history = History()
         alone.vectors_TD = speech.vectors_TD[: -len(speech.frames)]
         run([alone], 20, seed=4)
         assert alone.frames == speech.frames
