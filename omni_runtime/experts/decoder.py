@@ -242,7 +242,7 @@ class DecoderLM:
         else:
             x_TD = torch.cat([self._vectors(span) for span in spans])
             cos_T1E, sin_T1E = map(torch.cat, zip(*map(self._turned, spans), strict=True))
-        features = [] if plain else _features(spans, lengths)
+        features = [] if plain else self._features(spans, lengths)
         for span, run in zip(spans, positions, strict=True):
             span.cache.length = span.start
             span.cache.reserve(run.stop)
@@ -299,6 +299,21 @@ class DecoderLM:
         given_3N = None if span.given is None else span.given.positions_3N
         return self._turn.tables(range(span.start, span.start + span.count)) if given_3N is None else self._turn.turned(given_3N)
 
+    def _features(self, spans: Sequence[Span], lengths: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By layer: rows_M of the whole batch and what is added to them, [M, D]. Spans may bring different numbers of layers."""
+        found: list[tuple[list[int], list[torch.Tensor]]] = []
+        for end, length, span in zip(_running(lengths), lengths, spans, strict=True):
+            given = span.given
+            if given is None or given.features_LMD is None or not given.rows:
+                continue
+            rows = [end - length + row for row in given.rows]
+            for i, features_MD in enumerate(given.features_LMD.to(self.device, torch.float32)):
+                if i == len(found):
+                    found.append(([], []))
+                found[i][0].extend(rows)
+                found[i][1].append(features_MD)
+        return [(torch.tensor(rows, device=self.device), torch.cat(parts)) for rows, parts in found]
+
     def _attend(self, start: int, count: int) -> Attend:
         """Attention of one span. Query heads that share a key head are rows of one product where there is one position."""
         heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
@@ -320,22 +335,6 @@ class DecoderLM:
             return out_1HNE[0].transpose(0, 1).reshape(count, heads * head_dim)
 
         return many
-
-
-def _features(spans: Sequence[Span], lengths: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """By layer: rows_M of the whole batch and what is added to them, [M, D]. Spans may bring different numbers of layers."""
-    found: list[tuple[list[int], list[torch.Tensor]]] = []
-    for end, length, span in zip(_running(lengths), lengths, spans, strict=True):
-        given = span.given
-        if given is None or given.features_LMD is None or not given.rows:
-            continue
-        rows = [end - length + row for row in given.rows]
-        for i, features_MD in enumerate(given.features_LMD):
-            if i == len(found):
-                found.append(([], []))
-            found[i][0].extend(rows)
-            found[i][1].append(features_MD)
-    return [(torch.tensor(rows, device=parts[0].device), torch.cat(parts)) for rows, parts in found]
 
 
 @contextmanager

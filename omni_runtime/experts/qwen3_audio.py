@@ -22,6 +22,7 @@ from omni_runtime.experts.linear import Linear
 from omni_runtime.weights.qwen3_omni_parts import CHUNK_TOKENS, AudioConfig
 
 EPS = 1e-5
+AT_ONCE = 32  # chunks in the convolutions: 200 MB after the first one in the published shape
 
 
 def audio_tokens(frames: int, chunk: int = 100) -> int:
@@ -78,9 +79,10 @@ class AudioEncoder:
                 chunks.setdefault(length, []).append((len(tokens), F.pad(part_BT, (0, length - part_BT.shape[1]))))
                 tokens.append(audio_tokens(part_BT.shape[1], c.chunk))
         found: dict[int, torch.Tensor] = {}
-        for members in chunks.values():
-            for (place, _), x_ND in zip(members, self._convolve(torch.stack([part for _, part in members])), strict=True):
-                found[place] = x_ND[: tokens[place]]
+        for same in chunks.values():
+            for members in (same[i : i + AT_ONCE] for i in range(0, len(same), AT_ONCE)):
+                for (place, _), x_ND in zip(members, self._convolve(torch.stack([part for _, part in members])), strict=True):
+                    found[place] = x_ND[: tokens[place]]
         x_TD = torch.cat([found[i] for i in range(len(tokens))])
         counts = [audio_tokens(mel_BT.shape[1], c.chunk) for mel_BT in mels]
         window = c.window * CHUNK_TOKENS

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from tiny_qwen3 import folder, reference  # noqa: E402
 
 from omni_runtime.errors import RequestError  # noqa: E402
+from omni_runtime.experts.insets import expand, insets, overlapping  # noqa: E402
 from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, Placed, interleaved, place, vectors  # noqa: E402
 from omni_runtime.experts.qwen3_audio import audio_tokens  # noqa: E402
 
@@ -28,19 +29,24 @@ class Mix:
     def __init__(self, seed: int, with_sound: bool) -> None:
         rng = random.Random(seed)
         self.ids: list[int] = []
+        self.short: list[int] = []  # with one placeholder a medium, as a chat template has it
         self.frames: list[int] = []  # of mel, by sound
         images: list[Grid] = []
         clips: list[Clip] = []
         for _ in range(rng.randrange(1, 6)):
-            self.ids += [rng.randrange(256) for _ in range(rng.choice([0, 0, 1, 5]))]
+            text = [rng.randrange(256) for _ in range(rng.choice([0, 0, 1, 5]))]
+            self.ids += text
+            self.short += text
             kind = rng.choice(["image", "video", "audio"])
             grid = (rng.randrange(1, 5) if kind == "video" else 1, 2 * rng.randrange(1, 5), 2 * rng.randrange(1, 5))
             if kind == "audio":
                 self.frames.append(rng.randrange(1, 400))
                 self.ids += [T.audio_start, *[T.audio] * audio_tokens(self.frames[-1]), AUDIO_END]
+                self.short += [T.audio_start, T.audio, AUDIO_END]
             elif kind == "image":
                 images.append(grid)
                 self.ids += [T.vision_start, *[T.image] * vectors(grid, 2), VISION_END]
+                self.short += [T.vision_start, T.image, VISION_END]
             elif with_sound:
                 clips.append(Clip(grid, rng.choice(SECONDS)))
                 self.frames.append(rng.randrange(1, 900))
@@ -55,7 +61,10 @@ class Mix:
             else:
                 clips.append(Clip(grid, rng.choice(SECONDS)))
                 self.ids += [T.vision_start, *[T.video] * vectors(grid, 2), VISION_END]
-        self.ids += [rng.randrange(256) for _ in range(rng.choice([0, 1, 4]))]
+            self.short += [T.vision_start, T.video, VISION_END] * (kind == "video")
+        text = [rng.randrange(256) for _ in range(rng.choice([0, 1, 4]))]
+        self.ids += text
+        self.short += text
         self.media = Media(tuple(images), tuple(clips), tuple(map(audio_tokens, self.frames)))
         self.with_sound = with_sound
 
@@ -96,6 +105,33 @@ def test_a_talker_is_not_told_of_sounds_in_clips() -> None:
         assert torch.equal(torch.from_numpy(ours.position_3N), positions.float()), seed
         different += not np.array_equal(ours.position_3N, mix.ours().position_3N)
     assert different > 30
+
+
+@pytest.mark.parametrize("with_sound", [False, True])
+def test_placeholders_and_what_stands_behind_them(with_sound: bool) -> None:
+    for seed in range(60):
+        mix = Mix(seed, with_sound)
+        assert expand(mix.short, T, mix.media, 2, 13, AUDIO_END, with_sound) == mix.ids
+        rows: dict[tuple[str, int], list[int]] = {}
+        placeholders = [i for i, token in enumerate(mix.ids) if token in (T.image, T.video, T.audio)]
+        found = insets(mix.ids, T, mix.media, 2)
+        assert [i for inset in found for i in range(inset.at, inset.at + inset.count)] == placeholders
+        for inset in found:
+            rows.setdefault((inset.kind, inset.item), []).extend(range(inset.first, inset.first + inset.count))
+        sizes = [("image", vectors(grid, 2)) for grid in mix.media.images] + [("audio", count) for count in mix.media.sounds]
+        sizes += [("video", vectors(clip.grid, 2)) for clip in mix.media.clips]
+        assert sorted((kind, len(list_)) for (kind, _), list_ in rows.items()) == sorted(sizes)
+        assert all(list_ == list(range(len(list_))) for list_ in rows.values())
+        cut = len(mix.ids) // 2
+        halves = [list(overlapping(found, 0, cut)), list(overlapping(found, cut, len(mix.ids)))]
+        assert len(halves[0]) + len(halves[1]) - len(found) == any(i.at < cut < i.at + i.count for i in found)
+
+
+def test_placeholders_without_media() -> None:
+    with pytest.raises(RequestError, match="more placeholders than media"):
+        expand([1, T.image], T, Media(), 2, 13, AUDIO_END)
+    with pytest.raises(RequestError, match="1 media have no placeholder"):
+        expand([1], T, Media(sounds=(3,)), 2, 13, AUDIO_END)
 
 
 def test_plain_text_counts_on() -> None:

@@ -15,8 +15,9 @@ from tiny_qwen3 import audio_encoder, folder, reference, talker, thinker, vision
 
 from omni_runtime.draw import Draw  # noqa: E402
 from omni_runtime.experts.decoder import Given, Span  # noqa: E402
+from omni_runtime.experts.insets import Medium, expand, given, insets, overlapping  # noqa: E402
 from omni_runtime.experts.log_mel import log_mel  # noqa: E402
-from omni_runtime.experts.multimodal_positions import Clip, Media, interleaved, place, vectors  # noqa: E402
+from omni_runtime.experts.multimodal_positions import Clip, Media, place  # noqa: E402
 from omni_runtime.experts.patches import PatchRules, image_patches, video_patches  # noqa: E402
 from omni_runtime.experts.qwen3_audio import audio_tokens  # noqa: E402
 from omni_runtime.experts.qwen3_talker import TalkSpan, user_turns  # noqa: E402
@@ -46,20 +47,13 @@ class Request:
             tuple(counts),
         )
         self.sound_of_clip = sound_of_clip
-        ends = T.vision_start + 1, T.audio_start + 1
+        end_seen, end_heard = T.vision_start + 1, T.audio_start + 1
         ids = [T.im_start, T.system, 10, *b"Be kind.", T.im_end, 10, T.im_start, T.user, 10, *b"See "]
-        for _, grid in self.images:
-            ids += [T.vision_start, *[T.image] * vectors(grid, 2), ends[0], *b" and "]
-        waiting = list(counts)
-        for clip in self.media.clips:
-            if sound_of_clip:
-                order = interleaved(clip, waiting.pop(0), 2, 13)
-                ids += [T.vision_start, T.audio_start, *[T.video if one else T.audio for one in order], ends[1], ends[0]]
-            else:
-                ids += [T.vision_start, *[T.video] * vectors(clip.grid, 2), ends[0]]
-        for count in waiting:
-            ids += [T.audio_start, *[T.audio] * count, ends[1]]
-        self.ids = [*ids, *b" what?", T.im_end, 10, T.im_start, T.assistant, 10]
+        ids += [T.vision_start, T.image, end_seen, *b" and "] * images
+        ids += [T.vision_start, T.video, end_seen] * clips
+        ids += [T.audio_start, T.audio, end_heard] * (sounds - clips * sound_of_clip)
+        ids += [*b" what?", T.im_end, 10, T.im_start, T.assistant, 10]
+        self.ids = expand(ids, T, self.media, 2, 13, end_heard, sound_of_clip)
 
     def for_generate(self) -> dict[str, Any]:
         ids = torch.tensor([self.ids])
@@ -87,33 +81,19 @@ class Heard:
     """Our prefill of a request: vectors, positions and features of its prompt."""
 
     def __init__(self, request: Request) -> None:
-        ids = torch.tensor(request.ids)
-        config = folder().config
         pictures = [(torch.from_numpy(patches), grid) for patches, grid in (*request.images, *request.clips)]
         seen = vision_encoder().encode(pictures) if pictures else []
         heard = audio_encoder().encode(request.mels) if request.mels else []
-        self.vectors_ND = thinker().embed(request.ids).clone()
-        rows: list[int] = []
-        features: list[Any] = []
-        for kind, found in ((T.image, seen[: len(request.images)]), (T.video, seen[len(request.images) :])):
-            places = (ids == kind).nonzero()[:, 0]
-            if len(places):
-                self.vectors_ND[places] = torch.cat([one.vectors_ND for one in found])
-                rows += places.tolist()
-                features.append(torch.cat([one.features_LND for one in found], 1))
-        if heard:
-            self.vectors_ND[ids == T.audio] = torch.cat(heard)
-        self.features: dict[int, Any] = {}
-        if features:
-            self.features = dict(zip(rows, torch.cat(features, 1).unbind(1), strict=True))
-        self.placed = place(request.ids, T, request.media, 2, config.positions_a_second)
+        self.made = {("image" if i < len(request.images) else "video", i): Medium(*one) for i, one in enumerate(seen)}
+        self.made = {(kind, i - len(request.images) * (kind == "video")): made for (kind, i), made in self.made.items()}
+        self.made |= {("audio", i): Medium(vectors_ND) for i, vectors_ND in enumerate(heard)}
+        self.request, self.insets = request, insets(request.ids, T, request.media, 2)
+        self.placed = place(request.ids, T, request.media, 2, folder().config.positions_a_second)
 
     def span(self, cache: Any, start: int, stop: int, draw: bool) -> Span:
-        rows = [row for row in range(start, stop) if row in self.features]
-        features_LMD = torch.stack([self.features[row] for row in rows], 1) if rows else None
+        own = [(inset, self.made[inset.kind, inset.item]) for inset in overlapping(self.insets, start, stop)]
         positions_3N = torch.from_numpy(self.placed.position_3N[:, start:stop].copy())
-        own = tuple(row - start for row in rows)
-        return Span(cache, start, (), draw, Given(self.vectors_ND[start:stop], positions_3N, own, features_LMD))
+        return Span(cache, start, (), draw, given(thinker().embed(self.request.ids[start:stop]), start, own, positions_3N))
 
 
 REQUESTS = [(1, 0, 0, False), (0, 0, 2, False), (2, 1, 1, False), (1, 1, 2, True)]
