@@ -52,6 +52,9 @@ class OmniFolder:
         self._files = OpenFiles()
         self._names = tuple(shapes)
 
+    def __len__(self) -> int:
+        return len(self._names)
+
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its name in the checkpoint, in the type it is stored in."""
         return self._files.read(name, self._entries[name])

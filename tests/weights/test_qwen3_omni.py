@@ -24,6 +24,7 @@ from omni_runtime.weights.folder_tokenizer import folder_tokenizer  # noqa: E402
 from omni_runtime.weights.qwen3_omni import OmniFolder  # noqa: E402
 from omni_runtime.weights.qwen3_omni_config import parse_omni_config, read_omni_config  # noqa: E402
 from omni_runtime.weights.qwen3_omni_parts import parameters, tensor_shapes  # noqa: E402
+from omni_runtime.weights.report import report  # noqa: E402
 from omni_runtime.weights.toy_folder import write_json  # noqa: E402
 from omni_runtime.weights.toy_qwen3_omni import toy_omni_config, write_toy_omni  # noqa: E402
 
@@ -158,6 +159,19 @@ def test_a_folder_without_a_voice(tmp_path: Path) -> None:
     write_json(folder / "config.json", values | {"enable_audio_output": False})
     with pytest.warns(CheckpointWarning, match="'code2wav.code_embedding.weight' and 197 others are not used"):
         OmniFolder(folder)
+
+
+def test_report(tmp_path: Path) -> None:
+    lines = report(write_toy_omni(tmp_path))
+    assert lines[0] == "Qwen3OmniMoeForConditionalGeneration: 387 tensors; 13 special tokens"
+    counts = parameters(read_omni_config(tmp_path))
+    assert f"code2wav: {counts['code2wav']:,} parameters, {2 * counts['code2wav']:,} bytes in bfloat16" in "\n".join(lines)
+    assert lines[-2:] == [
+        "pictures of 64 to 16,384 pixels, a vector for 8 x 8",
+        "speakers chelsie, ethan; 48 samples a frame of 4 codes",
+    ]
+    write_toy_omni(tmp_path, {"enable_audio_output": False, "talker_config": None, "code2wav_config": None})
+    assert report(tmp_path)[-1] == "no voice: only text can be asked of it"
 
 
 def test_the_tokenizer_knows_the_ids_of_the_configuration(tmp_path: Path) -> None:
