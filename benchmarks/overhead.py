@@ -2,9 +2,10 @@
 
 Only `Core.feed` is timed: everything between an executor's answer and its next batch. Batches of 64; the executors' answers
 are made outside the clock. Beside it, the same as a multiple of one msgspec record plus one heap push and pop, for machines
-whose clocks differ, and the number of Python calls a unit, which is the same everywhere.
+whose clocks differ, and the number of Python calls a unit, which is the same everywhere. Last, what a batch's
+way to an executor and back costs: `_hop.py`.
 
-    python benchmarks/overhead.py [--json]
+    python benchmarks/overhead.py [--json] [--hop]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import deque
 from typing import Any
 
+from _hop import hops
 from msgspec import Struct
 
 from omni_runtime.card import ArDecode, AudioDecode, ExpertSpec, ModelCard, OpLimits, Slot, batch_limits
@@ -191,7 +193,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--hop", action="store_true", help="only the way to an executor and back")
     args = parser.parse_args()
+    if args.hop:
+        hopped = hops()
+        if args.json:
+            print(json.dumps(hopped))
+        return
     text, speech = text_program(), speech_program()
     cases = {
         "us_per_unit_100": (text, 100, 8_000),
@@ -227,6 +235,7 @@ def main() -> None:
         "batch": BATCH,
         "gc_enabled": int(gc.isenabled()),
     }
+    numbers |= hops()
     if args.json:
         print(json.dumps(numbers))
 

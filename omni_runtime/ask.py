@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from omni_runtime.cards.causal_lm import causal_lm
 from omni_runtime.errors import RequestError
+from omni_runtime.executors.lineup import Kind
 from omni_runtime.handle import Handle, Result, Sample
 from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.chat import chat
@@ -35,12 +36,15 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    executor: Kind = "thread"
     samples: int = 1
     drawing: dict[str, Any] = {}  # further parameters of the answer's tokens, as in `request.ArParams`
     speed: float | None = None
     timeline: Path | None = None
     trace: Path | None = None
     live: bool | None = None
+    record: Path | None = None
+    redact: bool = False
     checkpoint: Path | None = None
 
 
@@ -60,7 +64,8 @@ def ask(question: Question) -> None:
         raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
     if question.samples > 1 and question.speak:
         raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
-    watch = Watch(question.timeline, question.trace, False if question.json else question.live, title=question.text[:60])
+    live = False if question.json else question.live
+    watch = Watch(question.timeline, question.trace, live, question.text[:60], question.record, question.redact)
     program = speak(mind) if question.speak else chat(mind)
     messages = [{"role": "system", "content": question.system}] if question.system is not None else []
     messages.append({"role": "user", "content": question.text})
@@ -84,7 +89,8 @@ def ask(question: Question) -> None:
     if note:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
     cards = list(program.cards.values())
-    with watch, Runtime(cards, threads=question.threads, observers=watch.observers) as runtime:
+    chosen: Any = {"threads": question.threads, "executor": question.executor, "record": watch.recording}
+    with watch, Runtime(cards, observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -15,8 +15,10 @@ from msgspec import Struct
 from omni_runtime import costs_file
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import RequestError
+from omni_runtime.executors.lineup import Kind
 from omni_runtime.find import find
 from omni_runtime.program import Program
+from omni_runtime.replay.log import Recording
 from omni_runtime.runtime import Runtime
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.simulate import workload
@@ -46,7 +48,10 @@ class Trial(Struct, frozen=True):
     seed: int = 0
     threads: int | None = None
     trace: Path | None = None
+    record: Path | None = None
+    redact: bool = False
     json: bool = False
+    executor: Kind = "thread"
 
 
 def calibrate(trial: Trial) -> None:
@@ -63,10 +68,14 @@ def calibrate(trial: Trial) -> None:
             raise RequestError(f"{path}: its folder does not exist; make it first")
     if not trial.concurrency or min(trial.concurrency) < 1:
         raise RequestError(f"concurrency={trial.concurrency}: whole numbers from 1 on are needed, such as 1,4,16,32")
+    if trial.redact and trial.record is None:
+        raise RequestError("redact: only a log is redacted; add --record FILE")
     drawn = lengths(trial.tokens, "tokens")
     recorder = WorkloadRecorder({program.name: trial.program})
     began = time.perf_counter()
-    with Runtime(list(program.cards.values()), threads=trial.threads, observers=[recorder]) as runtime:
+    log = Recording(trial.record, trial.redact) if trial.record is not None else None
+    cards = list(program.cards.values())
+    with Runtime(cards, threads=trial.threads, executor=trial.executor, observers=[recorder], record=log) as runtime:
         dice = np.random.default_rng([trial.seed, 11])
         number = 0
         for at_once in trial.concurrency:

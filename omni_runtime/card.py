@@ -101,6 +101,7 @@ class LoopSpec(Value):
     reads: Mapping[str, Slot] = {}
     ports: Mapping[str, Port] = {}
     state_blocks: int = Field(default=0, ge=0)  # blocks of state that do not grow
+    rebuilds: bool = True  # what its executor keeps for it follows from what it was sent; False: gone is gone
     defaults: Mapping[str, Any] = {}  # of the request's parameters for this loop
     ranges: Mapping[str, tuple[float, float]] = {}  # least and most of those that are numbers; of calls only
     choices: Mapping[str, tuple[str, ...]] = {}  # what those may be that are text; of calls only
@@ -229,6 +230,7 @@ class DiffusionDenoise(LoopSpec):
     }
     branches: int = Field(default=2, ge=1)  # rows of a guided step; 1: the model takes no guidance
     max_steps: int = Field(default=1000, ge=1)
+    save_every: int = Field(default=8, ge=0)  # steps from one copy of the latent that survives its executor to the next; 0: none
     schedule: FlowMatch = FlowMatch()
     raster: Raster = Raster()
 

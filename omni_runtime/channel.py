@@ -15,8 +15,8 @@ class Channel:
     """Items of one port of one run.
 
     The end is a state (`closed`, with a reason), not a message, so it cannot be lost. Positions are absolute, so pushing a
-    step's items again changes nothing. Host items stay until the run ends; names of tensors are given back (for release)
-    as soon as every reader has passed them.
+    step's items again changes nothing. Items stay until the run ends, so that readers may go back; the tensors behind names are
+    given back (for release) as soon as every reader has passed them.
     """
 
     __slots__ = ("closed", "device", "items", "low", "readers", "source")
@@ -56,9 +56,7 @@ class Channel:
             return NONE
         floor = min((0 if r.full else r.cursor for r in self.readers if r.attached), default=len(self.items))
         gone = self.items[self.low : floor]
-        if gone:
-            self.items[self.low : floor] = [None] * len(gone)
-            self.low = floor
+        self.low = max(self.low, floor)
         return gone
 
     def held(self) -> Refs:
@@ -99,6 +97,11 @@ class Reader:
     def take(self, n: int) -> None:
         assert n <= self.available, f"takes {n} of {self.available}"
         self.cursor += n
+
+    def rewind(self, to: int) -> None:
+        """Goes back, to read items again."""
+        assert 0 <= to <= self.cursor, f"back to {to} from {self.cursor}"
+        self.cursor = to
 
     def detach(self) -> None:
         self.attached = False

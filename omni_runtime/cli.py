@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from omni_runtime.errors import MissingExtra, OmniError
+from omni_runtime.stopping import Stopping
 
 
 def main() -> None:
     """Entry point of the `omni` command."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; a busy neighbour then costs half as much
-    sys.exit(guarded(_command))
+    stopping = Stopping()
+    stopping.install()
+    sys.exit(guarded(_command, stopping))
 
 
 def _command() -> Any:
@@ -27,15 +29,14 @@ def _command() -> Any:
     return cli(standalone_mode=False)
 
 
-def guarded(work: Callable[[], Any]) -> int:
+def guarded(work: Callable[[], Any], stopping: Stopping) -> int:
     """Runs a command; returns its exit status and says in one sentence what went wrong."""
     try:
         found = work()
         return found if isinstance(found, int) else 0
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # again: at once, whatever runs
         print("omni: interrupted", file=sys.stderr)
-        return 130
+        return stopping.status
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say to it
         return 0
@@ -50,7 +51,7 @@ def guarded(work: Callable[[], Any]) -> int:
         if shown is not None:
             shown()
             return int(getattr(e, "exit_code", 2))
-        if type(e).__name__ == "Abort":
-            return 130
+        if type(e).__name__ == "Abort":  # what typer makes of KeyboardInterrupt
+            return stopping.status
         print(f"omni: a bug of omni_runtime: {e!r}", file=sys.stderr)
         return 70

@@ -13,9 +13,11 @@ from omni_runtime.calibrate import Trial
 from omni_runtime.calibrate import calibrate as run_trial
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import OmniError, RequestError
+from omni_runtime.executors.lineup import kind_named
 from omni_runtime.find import check_card, find
 from omni_runtime.picture import Order, draw
 from omni_runtime.program import Program
+from omni_runtime.replay.command import replay as replay_log
 from omni_runtime.simulate.command import Scene
 from omni_runtime.simulate.command import simulate as simulate_scene
 
@@ -25,9 +27,12 @@ cli = typer.Typer(
     help="Run and inspect omni models whose loops are visible.", no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False,
 )  # fmt: skip
+executor_option = typer.Option(help="where the model runs: thread, or process (a worker that may die and is started again)")
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1, max=256)
 timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
 trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
+record_option = typer.Option(help="also write all that the scheduler is fed into this file, for `omni replay`")
+redact_option = typer.Option("--redact", help="with --record: stand-ins for texts, tokens and whatever else is private")
 live_option = typer.Option("--live/--no-live", help="show what runs below the answer; by default on a terminal, never elsewhere")
 
 
@@ -38,9 +43,12 @@ def demo(
     max_tokens: Annotated[int, typer.Option(help="length of the answer at most", min=0)] = 96,
     speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    executor: Annotated[str, executor_option] = "thread",
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
 ) -> None:
     """Answer a question in text and speech, from real weights, on this CPU."""
     ask(
@@ -49,11 +57,14 @@ def demo(
             speak=out,
             max_tokens=max_tokens,
             threads=threads,
+            executor=kind_named(executor),
             speed=speed,
             stats=True,
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
         )
     )
 
@@ -81,9 +92,12 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
     speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    executor: Annotated[str, executor_option] = "thread",
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
 ) -> None:
     """Ask one question."""
@@ -100,6 +114,7 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             threads=threads,
+            executor=kind_named(executor),
             samples=samples,
             drawing={
                 "top_k": top_k,
@@ -114,6 +129,8 @@ def run(
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
             checkpoint=checkpoint,
         )
     )
@@ -133,9 +150,12 @@ def paint(
     preview_every: Annotated[int, typer.Option(help="write OUT.stepN.png every so many steps; 0 is off")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a sentence")] = False,
     threads: Annotated[int | None, threads_option] = None,
+    executor: Annotated[str, executor_option] = "thread",
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
 ) -> None:
     """Paint one picture."""
     draw(
@@ -152,9 +172,12 @@ def paint(
             preview_every=preview_every,
             json=json,
             threads=threads,
+            executor=kind_named(executor),
             timeline=timeline,
             trace=trace,
             live=live,
+            record=record,
+            redact=redact,
         )
     )
 
@@ -242,7 +265,10 @@ def calibrate(
     tokens: Annotated[str, typer.Option(help="of an answer: 48, 24-72 or lognormal:40,0.6")] = "24-72",
     seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
     threads: Annotated[int | None, threads_option] = None,
+    executor: Annotated[str, executor_option] = "thread",
     trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
+    record: Annotated[Path | None, record_option] = None,
+    redact: Annotated[bool, redact_option] = False,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Measure what batches take and how loops advance, with real requests."""
@@ -250,4 +276,15 @@ def calibrate(
         levels = tuple(int(level) for level in concurrency.split(","))
     except ValueError:
         raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, json))
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, kind_named(executor)))
+
+
+@cli.command()
+def replay(
+    log: Annotated[Path, typer.Argument(help="what --record wrote")],
+    story: Annotated[int | None, typer.Option(help="tell what led this request to where it is")] = None,
+    until: Annotated[int | None, typer.Option(help="stop after this feed")] = None,
+    full: Annotated[bool, typer.Option("--full", help="show all decisions of the feed that differs")] = False,
+) -> int:
+    """Take the recorded decisions again, and tell the first that differs; the status is 1 then."""
+    return replay_log(log, story, until, full)

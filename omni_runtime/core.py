@@ -10,20 +10,23 @@ from msgspec.structs import replace
 
 from omni_runtime.card import OpLimits
 from omni_runtime.flow.flow import Flow
-from omni_runtime.orders import Admitted, Blocked, Dispatch, Event, Instruction
+from omni_runtime.orders import Admitted, Blocked, Dispatch, Event, Evict, Instruction
 from omni_runtime.scheduler import check as books
+from omni_runtime.scheduler.book import ExecBook
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.policy import Policy
 from omni_runtime.scheduler.scheduler import Scheduler
 from omni_runtime.work import Answer, Broken, Command, End, ExecutorDown, ExecutorUp, Input, Submit
 
+EVICTED = {"memory": "gave its memory to a senior", "preempted": "preempted", "lost": "its executor is gone"}
 REMEMBERED = 4096  # entries of the log that `story` reads; the oldest are forgotten
 
 
 class Observer(Protocol):
     """Is told after every feed, in the thread that feeds, what came in, what was said inside and what went out.
 
-    It changes nothing that it is given and is back within microseconds. One that raises is told nothing more.
+    It changes nothing that it is given and is back within microseconds. One that raises is told nothing more. One with a method
+    `before(now, inputs)` is told each feed before it is applied, too: the feed that breaks the core has no after.
     """
 
     def see(
@@ -43,8 +46,11 @@ class Core:
         max_runs: live runs before new ones are refused.
         costs: prices and paces that are known; they are learned further.
         policy: what is done in which order.
+        watchdog: seconds that every batch may take, and how many times what was predicted for it, before its executor counts as
+            hung; None: whatever it takes.
         tenants: weights by name; see `Scheduler`.
         observers: are told what happens; they decide nothing, and without any nothing is gathered.
+        remembered: entries of the log that `story` reads; None: all.
     """
 
     def __init__(
@@ -55,12 +61,15 @@ class Core:
         costs: Costs | None = None,
         policy: Policy | None = None,
         tenants: Mapping[str, float] | None = None,
+        watchdog: tuple[float, float] | None = None,
+        remembered: int | None = REMEMBERED,
     ) -> None:
         self.observers = list(observers)
+        self.watchdog = watchdog
         self.scheduler = Scheduler(limits, max_runs, costs, policy, tenants)
         policy = self.scheduler.policy
         self.flow = Flow(self.scheduler.costs, policy.sized, self.scheduler.supply.safe, policy.whole)
-        self._log: deque[tuple[float, Any]] = deque(maxlen=REMEMBERED)
+        self._log: deque[tuple[float, Any]] = deque(maxlen=remembered)
 
     def feed(self, now: float, *inputs: Input) -> list[Command]:
         """The one door. Commands are to be carried out in the order given.
@@ -69,6 +78,8 @@ class Core:
             now: seconds on any clock that never runs backwards.
         """
         flow, scheduler = self.flow, self.scheduler
+        if self.observers:
+            self._show("before", now, inputs)
         flow.now = now
         out: list[Command] = []
         flow.out = out
@@ -95,7 +106,7 @@ class Core:
             if said is not None:
                 said += orders
             for order in orders:
-                if type(order) is Dispatch or type(order) is Admitted:
+                if type(order) is Dispatch or type(order) is Admitted or type(order) is Evict:
                     self._log.append((now, order))
                 flow.obey(order)
         if flow.ends:
@@ -107,18 +118,40 @@ class Core:
         scheduler.billed.clear()
         if said is not None:
             flow.observed = False  # whoever only looks, as `check` does, is not told about
-            self._show(now, inputs, said, out)
+            self._show("see", now, inputs, said, out)
         return out
 
-    def _show(
-        self, now: float, inputs: Sequence[Input], said: Sequence[Event | Blocked | Instruction], commands: Sequence[Command]
-    ) -> None:
+    def _show(self, hook: str, now: float, *what: Any) -> None:
         for observer in list(self.observers):
             try:
-                observer.see(now, inputs, said, commands)
+                if (told := getattr(observer, hook, None)) is not None:
+                    told(now, *what)
             except Exception as error:  # whoever looks on must not hurt whoever works
                 self.observers.remove(observer)
                 self._log.append((now, f"observer {type(observer).__name__} raised {error!r} and is told nothing more"))
+
+    def next_look(self) -> float | None:
+        """The moment by which a batch that is in flight should be back; None: nothing is, or nobody watches."""
+        if self.watchdog is None:
+            return None
+        return min((ex.since + self._patience(ex) for ex in self.scheduler.executors.values() if ex.flying), default=None)
+
+    def overdue(self, now: float) -> list[tuple[str, str]]:
+        """Executors that should have answered, each with a sentence. Whoever watches declares them lost."""
+        found = []
+        if self.watchdog is not None:
+            for ex in self.scheduler.executors.values():
+                if ex.flying and now >= ex.since + self._patience(ex):
+                    batch, members = next(iter(ex.flying.items()))
+                    what = f"batch {batch} of {len(members)} {'.'.join(ex.groups[batch][:2])}"
+                    expected = ex.bills[batch].total
+                    found.append((ex.name, f"{what} took {now - ex.since:.1f} s and is not back; {expected:.3g} s were expected"))
+        return found
+
+    def _patience(self, ex: ExecBook) -> float:
+        assert self.watchdog is not None
+        least, factor = self.watchdog
+        return max(least, factor * next(iter(ex.bills.values())).total)
 
     def check(self) -> None:
         """Re-derives every book and looks for lost wake-ups and idle executors.
@@ -132,10 +165,12 @@ class Core:
         assert set(self.flow.flying) == set(self.scheduler.where), "batches in flight"
         for run in self.flow.runs.values():
             assert run.id in self.scheduler.runs, f"run {run.id} has no book"
-        if not self.scheduler.where:  # nothing is in flight: whoever is alive waits for an executor that is not there
-            assert not self.flow.runs, (
-                f"nothing runs, and {sorted(self.flow.runs)} have not ended: {self.story(min(self.flow.runs))}"
-            )
+        if not self.scheduler.where:  # nothing is in flight: whoever is alive waits for an executor that will be back
+            scheduler = self.scheduler
+            stranded = any(scheduler.runs[number].stranded for number in scheduler.supply.streams)
+            for number in self.flow.runs:  # or for those that do so to play, which was promised to them
+                waits = scheduler.runs[number].stranded or (stranded and number in scheduler.admission.held)
+                assert waits and scheduler.awaited, f"nothing runs: {self.story(number)}"
 
     def check_idle(self) -> None:
         """Raises AssertionError unless nothing is alive and every book is at its baseline."""
@@ -158,14 +193,17 @@ class Core:
         for node in state.nodes.values():
             waits = "in flight" if node.busy else "done" if node.done else "offers" if node.offered else "waits for input"
             lines.append(f"now: {node.name} {waits}, {node.units} units done" + (", held back" if node.held_back() else ""))
-        waiting = self.scheduler.admission.waiting.get(run)
+        book = self.scheduler.runs.get(run)
         seconds = self.scheduler.admission.held.get(run)
         if seconds is not None:
             lines.append(f"now: waits until its guarantee can be kept, about {seconds:.1f} s by the last estimate")
-        elif waiting is not None:
-            lines.append(
-                f"now: waits for the memory it claims, {sum(waiting[1].values())} KV blocks; max_tokens decides how many"
-            )
+        elif book is not None and book.stranded:
+            lines.append(f"now: waits for an executor to be back: {', '.join(sorted(self.scheduler.awaited))}")
+        elif book is not None and book.id in self.scheduler.admission.waiting:
+            needs = self.scheduler.admission.needs(self.scheduler.executors, book) or {}
+            lines.append(f"now: waits at the door for {sum(needs.values())} KV blocks; the pools are full")
+        elif book is not None and (parked := [offer for offer in book.offers.values() if offer.parked]):
+            lines.append(f"now: waits for {sum(offer.need for offer in parked)} more KV blocks; the pools are full")
         still = ", ".join(dict.fromkeys(name for name, _ in state.open))
         return [*lines, f"now: run {run} " + (f"ended ({state.ended})" if state.ended else f"open: {still}")]
 
@@ -183,6 +221,9 @@ def _tell(item: Any, run: int) -> str:
         return f"batch {item.batch} broke: {item.error}"
     if isinstance(item, ExecutorUp | ExecutorDown):
         return f"executor {item.executor} {'up' if isinstance(item, ExecutorUp) else 'down'}"
+    if isinstance(item, Evict) and item.run == run:
+        what = ", ".join(item.loops) or "nothing yet"
+        return f"{EVICTED[item.why]}: begins again with {what}"
     if isinstance(item, Admitted) and item.run == run:
         return f"admitted with {sum(item.blocks.values())} blocks"
     if isinstance(item, End) and item.run == run:

@@ -6,6 +6,8 @@
     ├── RequestError       (ValueError)  a request with a wrong field; raised by `submit` itself
     ├── CheckpointError    (ValueError)  a weight file that is missing, damaged or of another shape
     ├── ResultError        (ValueError)  what an op gave back cannot be read
+    ├── ReplayError        (ValueError)  a log that cannot be replayed
+    ├── LoadError                        a worker process died, or took too long, before it could serve
     ├── MissingExtra       (ImportError) a package of an extra is not installed
     ├── RequestRefused                   nothing of the request ran
     │   ├── RequestTooLarge              it can never fit: says need and capacity
@@ -13,7 +15,7 @@
     │   └── Overloaded                   too many requests wait: try again
     ├── RequestFailed                    a unit of the request failed alone; what it gave before stays valid
     │   └── ExecutorLost                 the executor that held its state is gone
-    ├── RequestCancelled                 ended by `handle.cancel()` or by closing the runtime
+    ├── RequestCancelled                 ended by `handle.cancel()`
     └── EngineStopped                    the runtime was closed, or its core broke (a bug of ours: the story is in the text)
 
 A message names the field, the value and the remedy. Errors hold text only: an exception kept for a report must not keep
@@ -53,6 +55,14 @@ class CheckpointWarning(UserWarning):
 
 class ResultError(OmniError, ValueError):
     """What an op gave back is not what its port promises."""
+
+
+class ReplayError(OmniError, ValueError):
+    """A file is no log that can be replayed here, or is damaged."""
+
+
+class LoadError(OmniError):
+    """An executor could not be started: its process died while it loaded, or took too long."""
 
 
 class MissingExtra(OmniError, ImportError):
@@ -98,7 +108,9 @@ class RequestCancelled(OmniError):
 
 
 class EngineStopped(OmniError):
-    """The engine no longer takes or serves requests."""
+    """The engine no longer takes or serves requests. `partial` holds what a request that was alive had been given."""
+
+    partial: Any = None
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:

@@ -103,6 +103,7 @@ class Result(Struct, frozen=True):
     device_seconds: float = 0.0  # its share of every batch that it was in
     silence: dict[str, float] = field(default_factory=dict)  # seconds in which a sound output had nothing to play, by output
     missed: tuple[str, ...] = ()  # of deadline_s and first_output_s, those that were not met
+    rebuilt: int = 0  # how often loops of it had to make again what an executor had kept for them
 
     @property
     def seed(self) -> int:
@@ -281,7 +282,7 @@ class Handle:
             TimeoutError: it has not ended yet; it goes on.
             RequestFailed, RequestCancelled: `partial` holds what had been made.
             RequestRefused: it was too large, or the runtime is overloaded.
-            EngineStopped: the runtime broke.
+            EngineStopped: the runtime was closed before it ended, or broke; `partial` holds what had been made.
         """
         if timeout is not None and not 0 <= timeout <= MAX_TIMEOUT:
             raise ValueError(f"timeout={timeout!r}: seconds from 0 to {MAX_TIMEOUT:.0f}, or None for as long as it takes")
@@ -318,7 +319,7 @@ class Handle:
         )
         if isinstance(error, Overloaded):
             error.retry_after = end.retry_after
-        if isinstance(error, RequestFailed | RequestCancelled):
+        if isinstance(error, RequestFailed | RequestCancelled | EngineStopped):
             error.partial = self._result()
         raise error
 
@@ -338,6 +339,7 @@ class Handle:
             sample_rates=self.sample_rates,
             device_seconds=end.seconds,
             silence=end.silence,
+            rebuilt=end.rebuilt,
             missed=end.missed,
         )
 

@@ -78,6 +78,13 @@ class Loop(Protocol[S]):
         """Takes the result of the step that was bound."""
         ...
 
+    def rebuild(self, s: S) -> None:
+        """What the executor kept for the loop is gone: goes back to where it can be made again. Idempotent.
+
+        What follows are units that begin earlier; what they push again lies where it lay before.
+        """
+        ...
+
     def finalize(self, s: S) -> Summary:
         """Usage and finish reason, once `next` has said Done."""
         ...
@@ -96,6 +103,9 @@ class Fixed:
 
     def claim(self, ctx: Context) -> tuple[int, int]:
         return ctx.spec.state_blocks, ctx.spec.state_blocks
+
+    def rebuild(self, s: Any) -> None:
+        """Of calls no executor keeps anything."""
 
     def forkable(self, s: Any) -> bool:
         return True

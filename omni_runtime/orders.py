@@ -19,6 +19,7 @@ class Submitted(Struct, frozen=True):
     tenant: str = ""
     promised: tuple[Any, ...] = ()  # scheduler/goal.py: the listeners that must not run dry
     first_output: float | None = None
+    rebuilds: bool = True  # what executors keep for it can be made again; else it is never taken back
 
 
 class Claim(Struct, frozen=True):
@@ -65,6 +66,18 @@ class Closed(Struct, frozen=True):
     run: int
 
 
+class Rebuilt(Struct, frozen=True):
+    """The flow has heard of an eviction. What a run said between the two was stale."""
+
+    run: int
+
+
+class Preempted(Struct, frozen=True):
+    """A run is to give back what it holds, whoever asked for that."""
+
+    run: int
+
+
 class BatchDone(Struct, frozen=True):
     """A batch is back."""
 
@@ -79,7 +92,20 @@ class BatchFailed(Struct, frozen=True):
     error: str
 
 
-Event = Submitted | Claimed | UnitReady | Withdrawn | LoopDone | Closed | BatchDone | BatchFailed | ExecutorUp | ExecutorDown
+Event = (
+    Submitted
+    | Claimed
+    | UnitReady
+    | Withdrawn
+    | LoopDone
+    | Closed
+    | Rebuilt
+    | Preempted
+    | BatchDone
+    | BatchFailed
+    | ExecutorUp
+    | ExecutorDown
+)
 
 
 class Blocked(Struct, frozen=True):
@@ -120,10 +146,26 @@ class Dispatch(Struct, frozen=True):
 
 
 class Admitted(Struct, frozen=True):
-    """The run may hold this many blocks, by loop. Depends on the size of the pools only, never on who else is there."""
+    """The run is let in, perhaps again. It may hold this many blocks, by loop, which depends on the size of the pools only, never
+    on who else is there."""
 
     run: int
     blocks: dict[str, int]
+
+
+class Evict(Struct, frozen=True):
+    """What executors kept for these loops of a run is gone; everything that the run offered must be offered again."""
+
+    run: int
+    loops: tuple[str, ...]
+    why: str  # memory | preempted | lost
+
+
+class Parked(Struct, frozen=True):
+    """An offer waits for KV blocks, or for its executor to be back. Told to observers; nothing follows from it."""
+
+    run: int
+    loop: str
 
 
 class Held(Struct, frozen=True):
@@ -156,4 +198,4 @@ class Finish(Struct, frozen=True):
     run: int
 
 
-Instruction = Dispatch | Forget | Admitted | Held | Refuse | Fail | Finish
+Instruction = Dispatch | Forget | Evict | Parked | Admitted | Held | Refuse | Fail | Finish

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from omni_runtime.cards.sd3 import sd3
 from omni_runtime.errors import MissingExtra, RequestError
+from omni_runtime.executors.lineup import Kind
 from omni_runtime.handle import Handle
 from omni_runtime.observe.watch import Watch
 from omni_runtime.programs.paint import paint
@@ -34,9 +35,12 @@ class Order(Struct, frozen=True):
     preview_every: int = 0
     json: bool = False
     threads: int | None = None
+    executor: Kind = "thread"
     timeline: Path | None = None
     trace: Path | None = None
     live: bool | None = None
+    record: Path | None = None
+    redact: bool = False
 
 
 def draw(order: Order) -> None:
@@ -48,7 +52,8 @@ def draw(order: Order) -> None:
     image_file()  # before anything is loaded
     if not order.out.resolve().parent.is_dir():
         raise RequestError(f"{order.out}: its folder does not exist; make it first")
-    watch = Watch(order.timeline, order.trace, False if order.json else order.live, title=order.prompt[:60])
+    live = False if order.json else order.live
+    watch = Watch(order.timeline, order.trace, live, order.prompt[:60], order.record, order.redact)
     card = sd3(str(order.checkpoint))
     program = paint(card)
     asked = {name: getattr(order, name) for name in ("steps", "guidance_scale", "width", "height")}
@@ -57,7 +62,8 @@ def draw(order: Order) -> None:
     outputs = ("image", "progress", "preview") if order.preview_every else ("image", "progress")
     checked = resolve(0, program, 0, given, outputs=outputs, seed=order.seed)[1]  # wrong options, before loading
     began = time.perf_counter()
-    with watch, Runtime([card], threads=order.threads, observers=watch.observers) as runtime:
+    chosen: Any = {"threads": order.threads, "executor": order.executor, "record": watch.recording}
+    with watch, Runtime([card], observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         handle = runtime.submit(program, outputs=outputs, seed=order.seed, **given)
         with watch.stream():

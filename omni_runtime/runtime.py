@@ -19,10 +19,10 @@ from omni_runtime.core import Core, Observer
 from omni_runtime.engine import Engine
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.executors.base import Executor
-from omni_runtime.executors.loopback import LoopbackExecutor
-from omni_runtime.executors.thread import ThreadExecutor
-from omni_runtime.handle import Handle, OutputKind
+from omni_runtime.executors.lineup import Kind, kind_named, lineup
+from omni_runtime.handle import MAX_TIMEOUT, Handle, OutputKind
 from omni_runtime.program import Program
+from omni_runtime.replay.log import Recording, RecordLog, check_writable
 from omni_runtime.request import SEEDS, resolve
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.policy import policy_named
@@ -40,6 +40,10 @@ class Options(Value):
     policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline"
     tenants: Mapping[str, Annotated[float, Field(gt=0.0, le=1e6)]] = {}
     max_waiting: int = Field(default=64, ge=0)
+    replicas: int = Field(default=1, ge=1, le=64)
+    workers: Mapping[str, tuple[str, ...]] = {}
+    hang_after_s: float | None = Field(default=120.0, gt=0.0, allow_inf_nan=False)
+    hang_factor: float = Field(default=20.0, ge=1.0, allow_inf_nan=False)
 
 
 class Runtime:
@@ -48,12 +52,17 @@ class Runtime:
     Args:
         cards: the models; at least one.
         device: where experts run that are not the host's, as torch names it.
-        executor: "thread", or "loopback" which also encodes every message both ways, as the tests do.
+        executor: where the device's experts run: "thread"; "process", a worker process, which may die and is started again; or
+            "loopback", a thread to which every message is encoded both ways, as the tests do.
+        workers: names of executors, each with the "card/expert"s that it hosts: `{"a": ["smollm2/thinker"], "b": [...]}`. An
+            expert that stands in several is served by all of them. By default one executor hosts all that the device has.
+        replicas: so many executors, each with all experts of the device.
         executors: instead of the ones that would be made from `cards`, `device` and `executor`.
         kv_bytes: memory for the KV caches of each expert that has one.
         max_requests: live requests before new ones are refused as overload.
         slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
         observers: are told of every step, such as `observe.Recorder()`; one that raises hurts nobody.
+        record: path of a log of all that the core is fed, for `omni replay`; or a `replay.Recording`, which can be redacted.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
         policy: in which order steps run: "deadline"; the others are there to compare with, see `scheduler/policy.py`.
         tenants: weight of each tenant's share of the devices. Without any, every tenant that comes has the same; with some,
@@ -61,10 +70,14 @@ class Runtime:
         costs: what earlier runs learned, as `runtime.costs()` gives it, or the path of a file of it (`omni calibrate`, or
             `costs_file.write(path, runtime.costs())`); without any the cards' guesses are the beginning.
         max_waiting: requests that may wait until their guarantee can be kept, before more are refused.
+        hang_after_s: seconds that every batch may take before its executor counts as hung: it is declared lost and started
+            again, and its requests go on elsewhere or later; None: for ever.
+        hang_factor: it may also take so many times what was predicted for it.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
 
     Raises:
         CardError, CheckpointError, MissingExtra: a card cannot be loaded.
+        LoadError: a worker process did not come so far.
     """
 
     def __init__(
@@ -72,7 +85,7 @@ class Runtime:
         cards: Iterable[ModelCard],
         *,
         device: str = "cpu",
-        executor: Literal["thread", "loopback"] = "thread",
+        executor: Kind = "thread",
         executors: list[Executor] | None = None,
         kv_bytes: int = 1 << 30,
         max_requests: int = 20_000,
@@ -83,7 +96,12 @@ class Runtime:
         tenants: Mapping[str, float] | None = None,
         costs: Mapping[str, Any] | str | Path | None = None,
         max_waiting: int = 64,
+        workers: Mapping[str, Sequence[str]] | None = None,
+        replicas: int = 1,
+        hang_after_s: float | None = 120.0,
+        hang_factor: float = 20.0,
         observers: Iterable[Observer] = (),
+        record: Recording | str | Path | None = None,
     ) -> None:
         if isinstance(cards, ModelCard | str | Program):
             raise CardError(f"cards: a list of ModelCards is needed, not {str(cards)[:60]!r}; write [card]")
@@ -100,18 +118,35 @@ class Runtime:
             policy=policy,
             tenants=tenants or {},
             max_waiting=max_waiting,
+            replicas=replicas,
+            workers=_tuples(workers or {}),
+            hang_after_s=hang_after_s,
+            hang_factor=hang_factor,
         )
         watching = _observers(observers)
+        recording = Recording(record) if isinstance(record, str | Path) else record
+        if recording is not None:
+            if not isinstance(recording, Recording):
+                raise CardError(f"record: a path or a Recording is needed, not {record!r:.60}")
+            check_writable(recording.path)
         self.cards = {card.name: card for card in cards}
         if not cards or len(self.cards) < len(cards):
             raise CardError(f"give one or more cards of different names, not {[c.name for c in cards]}")
-        if executor not in ("thread", "loopback"):
-            raise CardError(f"executor={executor!r}: " + unknown("executor", executor, ("thread", "loopback")))
+        kind_named(executor)
         if executors is not None:
             _bring_your_own(executors, options, executor)
         else:
-            made = _executors(cards, device, kv_bytes, slots=slots, threads=threads, reuse=prefix_cache)
-            executors = [LoopbackExecutor(ex) for ex in made] if executor == "loopback" else list(made)
+            executors = lineup(
+                cards,
+                executor,
+                device,
+                kv_bytes,
+                workers=options.workers,
+                replicas=replicas,
+                slots=slots,
+                threads=threads,
+                reuse=prefix_cache,
+            )
         self._ids = count(1)
         learned = Costs(seeds(*cards))
         if isinstance(costs, str | Path):
@@ -124,11 +159,18 @@ class Runtime:
             except ValueError as error:
                 raise CardError(f"costs: {error}; give what runtime.costs() gave") from None
         self._tenants = options.tenants
-        core = Core(batch_limits(*cards), max_requests, watching, learned, policy_named(policy), options.tenants)
+        watchdog = None if hang_after_s is None else (hang_after_s, hang_factor)
+        core = Core(batch_limits(*cards), max_requests, watching, learned, policy_named(policy), options.tenants, watchdog)
         core.scheduler.admission.most = max_waiting
-        self._engine = Engine(core, executors, time.monotonic)
+        self._record = log = RecordLog(recording, core, cards) if recording is not None else None
+        try:
+            self._engine = Engine(core, executors, time.monotonic)
+        except BaseException:
+            if log is not None:
+                log.close()
+            raise
         # A runtime that is dropped, or alive when Python ends, is closed: a thread inside an op at exit aborts the process.
-        self._closing = weakref.finalize(self, Engine.close, self._engine)
+        self._closing = weakref.finalize(self, _close, self._engine, log)
 
     def submit(
         self,
@@ -229,15 +271,39 @@ class Runtime:
         """Whether no request is alive and every book is closed."""
         return self._engine.idle
 
-    def close(self) -> None:
-        """Cancels what is alive, waits for the batches that run, and lets go of everything; idempotent."""
-        self._closing()
+    def close(self, grace_s: float = 0.0) -> None:
+        """Takes nothing new, ends what is alive, waits for the batches that run, and lets go of everything; idempotent.
+
+        Args:
+            grace_s: seconds that requests which are alive may go on. What has not ended then ends with `EngineStopped`.
+        """
+        if not 0.0 <= grace_s <= MAX_TIMEOUT:
+            raise ValueError(f"grace_s={grace_s!r}: seconds from 0 to {MAX_TIMEOUT:.0f} are needed")
+        self._engine.close(grace_s)
+        if self._record is not None:
+            self._record.close()
+        self._closing.detach()
 
     def __enter__(self) -> Runtime:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _close(engine: Engine, log: RecordLog | None) -> None:
+    try:
+        engine.close()
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _tuples(workers: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    for name, experts in workers.items():
+        if isinstance(experts, str):
+            raise CardError(f"workers[{name!r}]: a list of experts is needed, not {experts!r}; write [{experts!r}]")
+    return {name: tuple(experts) for name, experts in workers.items()}
 
 
 def _observers(observers: Iterable[Observer]) -> list[Observer]:
@@ -255,34 +321,15 @@ def _bring_your_own(executors: Sequence[Executor], options: Options, kind: str) 
     if not isinstance(executors, list) or not executors or not all(callable(getattr(ex, "send", None)) for ex in executors):
         raise CardError(f"executors: a list of at least one executor is needed, not {executors!r}")
     usual = Options(
-        max_requests=options.max_requests, policy=options.policy, tenants=options.tenants, max_waiting=options.max_waiting
+        max_requests=options.max_requests,
+        policy=options.policy,
+        tenants=options.tenants,
+        max_waiting=options.max_waiting,
+        hang_after_s=options.hang_after_s,
+        hang_factor=options.hang_factor,
     )
     for name in Options.model_fields:
         if getattr(options, name) != getattr(usual, name):
             raise CardError(f"{name}={getattr(options, name)!r}: the executors that were given bring their own; leave it out")
     if kind != "thread":
         raise CardError(f"executor={kind!r}: executors were given; wrap each in LoopbackExecutor, or leave one of both out")
-
-
-def _executors(
-    cards: Sequence[ModelCard], device: str, kv_bytes: int, *, slots: int, threads: int | None, reuse: bool
-) -> list[ThreadExecutor]:
-    """One thread for the host's experts and one for the device's."""
-    made = []
-    for place, name, where in (("host", "host#1", "cpu"), ("device", f"{device.replace(':', '')}#1", device)):
-        experts = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == place}
-        pools = {}
-        for card in cards:
-            for loop in card.loops.values():
-                spec = card.experts[loop.expert]
-                if spec.place == place and (spec.bytes_per_position or loop.state_blocks):
-                    per_block = spec.bytes_per_position * spec.block
-                    pools[f"{card.name}/{loop.expert}"] = kv_bytes // per_block if per_block else 1 << 16
-        if experts:
-            on_device = place == "device"
-            made.append(
-                ThreadExecutor(
-                    name, experts, pools, where, slots=slots, threads=threads if on_device else None, reuse=reuse and on_device
-                )
-            )
-    return made

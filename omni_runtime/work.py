@@ -125,6 +125,7 @@ class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
     frames: tuple[Any, ...]
     last: bool
     draw: Draw = Draw(0, 0)  # key of whatever noise the decoder adds, by absolute position
+    fresh: bool = False  # nothing before `start` counts: the stream begins there, or a segment that can be decoded alone
 
 
 class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
@@ -143,6 +144,8 @@ class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
     draw: Draw  # key of the initial noise: seed and node, by element
     conditioning: dict[str, tuple[TensorRef, ...]]  # by slot
     keep: tuple[str, ...] = ()  # ports to fill after this step: "latent", "preview"
+    latent: Any = None  # float32 [channels, rows, columns] to start from, where the executor has lost what it had
+    save: bool = False  # give the latent after this step as items["latent"] as well, for that case
 
 
 class CallStep(Struct, frozen=True, array_like=True, tag="call"):
@@ -155,6 +158,14 @@ class CallStep(Struct, frozen=True, array_like=True, tag="call"):
 
 
 Payload = ArStep | AudioStep | DenoiseStep | CallStep
+
+
+def refs_of(payload: Payload) -> tuple[TensorRef, ...]:
+    """The tensors that a payload names."""
+    if type(payload) is ArStep:
+        return payload.conditioning or ()
+    named = payload.conditioning if type(payload) is DenoiseStep else payload.tensors if type(payload) is CallStep else {}
+    return tuple(ref for refs in named.values() for ref in refs)
 
 
 # -- Messages to an executor, answered strictly in order ----------------------------------------------------------------
@@ -342,6 +353,7 @@ class End(Struct, frozen=True):
     seconds: float = 0.0  # of devices: its share of every batch that it was in
     silence: dict[str, float] = {}  # seconds in which a sound output had nothing to play, as far as is known here
     missed: tuple[str, ...] = ()  # deadline_s, first_output_s
+    rebuilt: int = 0  # how often loops of it had to make again what an executor had kept for them
     retry_after: float = 0.0  # seconds; of a refusal that another try may escape
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from omni_runtime.executors.base import Executor
-from omni_runtime.executors.codec import decode_message, decode_report, encode
+from omni_runtime.executors.codec import Wire, decode_message, decode_report, encode, told
 from omni_runtime.work import Broken, ExecutorUp, Message, Report, RunBatch
 
 
@@ -14,12 +14,16 @@ class LoopbackExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.name = inner.name
+        self._wire = Wire()
         self._report: Callable[[Report], None]
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
 
     def start(self, report: Callable[[Report], None]) -> ExecutorUp:
         self._report = report
-        return self.inner.start(lambda found: report(decode_report(encode(found))))
+        return self.inner.start(lambda found: report(decode_report(told(self._wire, found))))
 
     def send(self, message: Message) -> None:
         try:
@@ -30,6 +34,9 @@ class LoopbackExecutor:
             self._report(Broken(self.name, message.batch, f"cannot travel to an executor: {error}"))
             return
         self.inner.send(copy)
+
+    def lose(self, reason: str) -> None:
+        self.inner.lose(reason)
 
     def close(self) -> None:
         self.inner.close()

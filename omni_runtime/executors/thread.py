@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from pathlib import Path
+from threading import Lock
 
 from omni_runtime.card import ExpertSpec
-from omni_runtime.errors import CardError, OmniError
 from omni_runtime.executors.mailbox import Mailbox
-from omni_runtime.experts.base import Expert, verified
+from omni_runtime.executors.workbench import Workbench, build_all
+from omni_runtime.experts.base import Expert
 from omni_runtime.experts.slots import Slots
-from omni_runtime.work import Answer, Broken, ExecutorUp, Message, Release, Report, RunBatch
+from omni_runtime.work import ExecutorDown, ExecutorUp, Message, Report, base
 
-
-def build(name: str, spec: ExpertSpec, device: str) -> Expert:
-    """The expert that a card describes.
-
-    Raises:
-        CardError: the builder does not exist, or the expert lacks an op of the card.
-    """
-    module, _, function = spec.build.partition(":")
-    try:
-        builder = getattr(import_module(module), function)
-    except (ModuleNotFoundError, AttributeError) as e:
-        raise CardError(f"expert {name!r}: build={spec.build!r} cannot be found: {e}") from None
-    expert: Expert = builder(spec.options, device)
-    for op in spec.ops:
-        if op not in expert.ops:
-            raise CardError(f"expert {name!r}: {spec.build} has ops {sorted(expert.ops)}, the card names {op!r}")
-    return expert
-
-
-def told(error: Exception) -> str:
-    """An exception as a sentence: ours say all, of others the place in the code helps."""
-    if isinstance(error, OmniError):
-        return str(error)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
-    return f"{error!r}{where}"
+DEATHS = 5  # of its thread by itself, in a row without an answer, after which it is not started again
+STOP_S = 30.0  # seconds that close() waits for the batch that is running
 
 
 class ThreadExecutor:
     """Runs batches in a thread of its own, in the order given.
 
+    A thread cannot be killed: one that is lost goes on until its op returns, and what it says then is not passed on. The next
+    incarnation works in a new thread, with the same experts and nothing else.
+
     Args:
-        name: of this incarnation of the executor.
+        name: of the first incarnation of the executor.
         experts: "card/expert" -> its line on the card; built when the executor starts.
         pools: "card/expert" -> KV blocks that may be in use at once.
         device: as torch names it.
@@ -67,14 +42,27 @@ class ThreadExecutor:
         threads: int | None = None,
         reuse: bool = False,
     ) -> None:
-        self.name = name
         self.specs = dict(experts)
         self.up = ExecutorUp(name, tuple(experts), dict(pools), slots, reuse)
         self.device = device
         self.threads = threads
-        self.slots = Slots(name)
         self.experts: dict[str, Expert] = {}
-        self._mailbox = Mailbox(name, self._run)
+        self._bench = Workbench(name, self.experts, device)
+        self._mailbox = Mailbox(name, self._bench.run, self._died)
+        self._number = 1
+        self._deaths = 0
+        self._closed = False
+        self._lock = Lock()  # held while anything is reported, so that nothing of an incarnation follows its end
+        self._report: Callable[[Report], None] = lambda report: None
+
+    @property
+    def name(self) -> str:
+        return self.up.executor
+
+    @property
+    def slots(self) -> Slots:
+        """What the incarnation that lives now keeps."""
+        return self._bench.slots
 
     def start(self, report: Callable[[Report], None]) -> ExecutorUp:
         """Builds the experts in the calling thread, so that what goes wrong is raised here.
@@ -82,42 +70,54 @@ class ThreadExecutor:
         Raises:
             OmniError: a card, a checkpoint or a missing package.
         """
-        if self.threads is not None or self.device != "cpu":
-            self._prepare()
-        self.experts = {name: build(name, spec, self.device) for name, spec in self.specs.items()}
-        self._mailbox.start(report)
+        self._report = report
+        self.experts.update(build_all(self.specs, self.device, self.threads))
+        self._open()
         return self.up
 
-    def _prepare(self) -> None:
-        import torch
-
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as e:
-            raise CardError(f"device={self.device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-
     def send(self, message: Message) -> None:
-        self._mailbox.send(message)
+        with self._lock:
+            if message.executor == self.name:
+                self._mailbox.send(message)
+
+    def lose(self, reason: str) -> None:
+        self._replace(self._mailbox, reason, back=True)
 
     def close(self) -> None:
-        self._mailbox.close()
+        with self._lock:
+            self._closed = True
+            mailbox = self._mailbox
+        mailbox.close(STOP_S)
 
-    def _run(self, message: Message) -> Answer | Broken | None:
-        if isinstance(message, RunBatch):
-            return self._batch(message)
-        if isinstance(message, Release):
-            self.slots.release(message.refs)
-        else:
-            for run, loop in message.slots:
-                self.slots.drop(run, loop)
-        return None
+    def _open(self) -> None:
+        mailbox = self._mailbox
+        mailbox.start(lambda report: self._pass_on(mailbox, report))
 
-    def _batch(self, batch: RunBatch) -> Answer | Broken:
-        start = time.perf_counter()
-        try:
-            results = verified(self.experts[batch.expert].ops[batch.op](batch.rows, self.slots), batch.rows)
-        except Exception as error:  # text only: a kept exception keeps its frames' tensors alive
-            return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
-        return Answer(self.name, batch.batch, results, time.perf_counter() - start)
+    def _pass_on(self, mailbox: Mailbox, report: Report) -> None:
+        with self._lock:
+            if mailbox is self._mailbox:
+                self._deaths = 0
+                self._report(report)
+
+    def _died(self, mailbox: Mailbox, reason: str) -> None:
+        self._deaths += 1
+        self._replace(mailbox, f"its thread ended: {reason}", back=self._deaths < DEATHS)
+
+    def _replace(self, mailbox: Mailbox, reason: str, back: bool) -> None:
+        with self._lock:
+            if mailbox is not self._mailbox:
+                return
+            back = back and not self._closed
+            self._report(ExecutorDown(self.name, reason, back))
+            mailbox.abandon()
+            self._number += 1
+            self.up = ExecutorUp(f"{base(self.name)}#{self._number}", *_hosted(self.up))
+            self._bench = Workbench(self.name, self.experts, self.device)
+            self._mailbox = Mailbox(self.name, self._bench.run, self._died)
+            if back:
+                self._open()
+                self._report(self.up)
+
+
+def _hosted(up: ExecutorUp) -> tuple[tuple[str, ...], dict[str, int], int, bool]:
+    return up.experts, up.pools, up.slots, up.reuse

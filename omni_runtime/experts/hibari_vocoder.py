@@ -190,8 +190,8 @@ def _step(row: Row) -> AudioStep:
 
 def _begin(stream: _Stream | None, step: AudioStep) -> _Stream:
     """The stream that a step goes on with."""
-    if step.start == 0:
-        return _Stream()
+    if step.fresh or step.start == 0:
+        return _Stream(step.start, step.start)
     if stream is None or stream.next != step.start:
         expected = "0" if stream is None else f"{stream.next} or 0"
         raise RequestError(f"start={step.start}: the state kept here goes on at frame {expected}; decode again from frame 0")

@@ -51,8 +51,8 @@ class Qwen3Vocoder:
 
     def _stream(self, slot: _Slot, row: Row) -> Stream:
         step = _step(row)
-        if step.start == 0:
-            return self.model.fresh()
+        if step.fresh or step.start == 0:
+            return self.model.fresh(step.start)
         if slot.stream is None or slot.stream.frames != step.start:
             there = "0" if slot.stream is None else f"{slot.stream.frames} or 0"
             raise RequestError(f"start={step.start}: the state kept here goes on at frame {there}; decode again from frame 0")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_runtime.errors import CheckpointError, RequestError
@@ -22,7 +23,7 @@ from omni_runtime.experts.philox_noise import normal_noise
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.kernels import guided_euler
-from omni_runtime.work import DenoiseStep, Row, StepResult
+from omni_runtime.work import DenoiseStep, Row, StepResult, TensorRef
 
 GIVEN = ("embeds", "pooled")  # slots of every row
 AGAINST = ("negative_embeds", "negative_pooled")  # slots that guided rows also have
@@ -105,7 +106,11 @@ class SD3Denoiser:
             after_CYX = pair[0].clone()
             slots.state(one.row, Trajectory).move(one.step.step, one.latent_CYX, after_CYX)
             kept = {port: after_CYX if port == "latent" else pair[1].clone() for port in one.step.keep}
-            results.append(StepResult(tensors={port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()}))
+            saved = {"latent": after_CYX.cpu().numpy()} if one.step.save else {}
+            named: dict[str, tuple[TensorRef, ...]] = {
+                port: (slots.keep(one.row, port, one.step.step, t),) for port, t in kept.items()
+            }
+            results.append(StepResult(items=saved, tensors=named))
         return results
 
     def _ready(self, row: Row, slots: Slots) -> _Ready:
@@ -117,6 +122,9 @@ class SD3Denoiser:
         branches = [self._conditioning(row, step, GIVEN, slots)]
         if step.guidance_scale > 1.0:
             branches.append(self._conditioning(row, step, AGAINST, slots))
+        if step.latent is not None:
+            given_CYX = torch.from_numpy(np.array(step.latent, np.float32)).to(self.model.device)
+            return _Ready(row, step, given_CYX, tuple(branches))
         latent_CYX = slots.state(row, Trajectory).at(step.step)
         if latent_CYX is None:
             channels, height, width = step.size

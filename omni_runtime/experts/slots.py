@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from omni_runtime.work import Row, TensorRef
@@ -20,6 +21,29 @@ class Slots:
         self.home = home
         self._state: dict[tuple[int, str], Any] = {}
         self._tensors: dict[TensorRef, Any] = {}
+        self._brought: dict[TensorRef, Any] = {}
+        self._kept: list[tuple[TensorRef, Any]] | None = None  # by the batch that runs: names, and what was there before
+
+    @contextmanager
+    def batch(self, brought: Iterable[tuple[TensorRef, Any]] = ()) -> Iterator[None]:
+        """Around the op of one batch: what it was brought can be read until it is over.
+
+        What an op kept before it raised is let go again: nobody will ever hear of those names. A state that the op made stays,
+        and is dropped with its loop.
+        """
+        kept = self._kept = []
+        try:
+            self._brought = dict(brought)
+            yield
+        except BaseException:
+            for ref, before in reversed(kept):
+                if before is None:
+                    self._tensors.pop(ref, None)
+                else:
+                    self._tensors[ref] = before
+            raise
+        finally:
+            self._brought, self._kept = {}, None
 
     def state(self, row: Row, make: Callable[[], T]) -> T:
         """State of the row's loop, made on first use."""
@@ -43,6 +67,8 @@ class Slots:
     def keep(self, row: Row, port: str, index: int, tensor: Any) -> TensorRef:
         """Keeps a tensor until nobody reads it, and names it."""
         ref = TensorRef(self.home, row.run, row.loop, port, index, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if self._kept is not None:
+            self._kept.append((ref, self._tensors.get(ref)))
         self._tensors[ref] = tensor
         return ref
 
@@ -50,9 +76,10 @@ class Slots:
         """The tensor behind a name.
 
         Raises:
-            KeyError: it was released, or never made here.
+            KeyError: it was released, or never made here, and was not brought with the batch that runs.
         """
-        return self._tensors[ref]
+        found = self._tensors.get(ref)
+        return self._brought[ref] if found is None else found
 
     def release(self, refs: tuple[TensorRef, ...]) -> None:
         for ref in refs:

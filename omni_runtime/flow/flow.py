@@ -14,11 +14,15 @@ from omni_runtime.orders import (
     BatchFailed,
     Claimed,
     Dispatch,
+    Evict,
     Fail,
     Finish,
     Forget,
     Held,
     Instruction,
+    Parked,
+    Preempted,
+    Rebuilt,
     Refuse,
     Submitted,
 )
@@ -33,10 +37,13 @@ from omni_runtime.work import (
     ExecutorUp,
     Input,
     Played,
+    Preempt,
     Row,
     RunBatch,
     Submit,
+    TensorRef,
     Waiting,
+    refs_of,
 )
 
 
@@ -66,7 +73,10 @@ class Flow(Walk):
             return
         self.runs[run.id] = run
         promised = tuple(run.listeners.values()) if item.promised else ()
-        self.events.append(Submitted(run.id, self.now, run.priority, run.plan.together, item.tenant, promised, item.first_output))
+        rebuilds = all(step.spec.rebuilds for step in run.plan.steps)
+        self.events.append(
+            Submitted(run.id, self.now, run.priority, run.plan.together, item.tenant, promised, item.first_output, rebuilds)
+        )
         if promised and not any(step.pooled for step in run.plan.steps):
             run.claimed = True
             self.events.append(Claimed(run.id, ()))
@@ -77,6 +87,11 @@ class Flow(Walk):
         run = self.runs.get(item.run)
         if run is not None:
             self.end(run, "cancelled")
+
+    def _preempt(self, item: Preempt) -> None:
+        run = self.runs.get(item.run)
+        if run is not None and not run.ended:
+            self.events.append(Preempted(run.id))
 
     def _played(self, item: Played) -> None:
         run = self.runs.get(item.run)
@@ -126,11 +141,15 @@ class Flow(Walk):
                 del self.flying[batch]
                 for node, _ in members:
                     node.busy = False
+                    self.touch(node)
+        for run in self.runs.values():
+            run.there = {ref for ref in run.there if ref.home != item.executor}
 
     # -- Instructions
 
     def _dispatch(self, order: Dispatch) -> None:
         rows: list[Row] = []
+        brought: dict[TensorRef, Any] = {}
         members: list[tuple[Node, int]] = []
         executor = order.executor
         for grant in order.grants:
@@ -141,6 +160,8 @@ class Flow(Walk):
             size = grant.size
             try:
                 payload = node.loop.bind(node.state, size, grant.fork.length if grant.fork is not None else 0)
+                if node.tensors:
+                    brought |= run.bring(refs_of(payload), executor)
             except Exception as error:
                 self.fail(run, node, error)
                 for other in [m for m in members if m[0].run is run]:  # its other loops have just been bound
@@ -155,9 +176,37 @@ class Flow(Walk):
             node.busy, node.offered = True, None
         if rows:
             self.flying[order.batch] = (executor, members)
-            self.out.append(RunBatch(executor, order.batch, order.expert, order.op, rows))
+            self.out.append(RunBatch(executor, order.batch, order.expert, order.op, rows, tuple(brought.items())))
         else:
             self.events.append(BatchDone(order.batch))
+
+    def _evict(self, order: Evict) -> None:
+        """Loops go back to where they can begin again, and everything is offered anew."""
+        run = self.runs[order.run]
+        if run.ended:
+            return
+        run.rebuilt += 1
+        for name in order.loops:
+            node = run.nodes[name]
+            assert not node.busy, f"{name} of run {run.id} is in flight and evicted"
+            if not node.step.spec.rebuilds:
+                why = f"{name}: what its executor kept cannot be made again (rebuilds=False on its card)"
+                self.end(run, "lost", why)
+                return
+            if node.primed and not node.done:
+                node.unit = None
+                try:
+                    node.loop.rebuild(node.state)
+                except Exception as error:
+                    self.fail(run, node, error)
+                    return
+        self.events.append(Rebuilt(run.id))
+        for node in run.nodes.values():
+            node.offered = None
+            self.touch(node)
+
+    def _parked(self, order: Parked) -> None:
+        """Nothing changes for the flow: the offer stands."""
 
     def _admitted(self, order: Admitted) -> None:
         run = self.runs[order.run]
@@ -182,7 +231,7 @@ class Flow(Walk):
         for node in self.runs.pop(order.run).nodes.values():
             for route in node.routes.values():
                 if route.channel is not None:
-                    self.release(route.channel.held())
+                    self.release(ref for ref in route.channel.held() if ref in node.run.there)
 
     def _forget(self, order: Forget) -> None:
         self.out.append(Drop(order.executor, order.slots))
@@ -208,6 +257,7 @@ class Flow(Walk):
 INPUTS: dict[type, Callable[[Flow, Any], None]] = {
     Submit: Flow._submit,
     Cancel: Flow._cancel,
+    Preempt: Flow._preempt,
     Played: Flow._played,
     Answer: Flow._answer,
     Broken: Flow._broken,
@@ -216,6 +266,8 @@ INPUTS: dict[type, Callable[[Flow, Any], None]] = {
 }
 ORDERS: dict[type, Callable[[Flow, Any], None]] = {
     Dispatch: Flow._dispatch,
+    Evict: Flow._evict,
+    Parked: Flow._parked,
     Admitted: Flow._admitted,
     Held: Flow._held,
     Refuse: Flow._refuse,

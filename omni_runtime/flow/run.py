@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from omni_runtime.channel import Channel, Reader
+from omni_runtime.errors import ExecutorLost
 from omni_runtime.loop import Context, Loop
 from omni_runtime.loops import LOOPS
 from omni_runtime.program import Plan, Step
 from omni_runtime.request import as_items
 from omni_runtime.scheduler.goal import Goal, Leg, Listener, Whole
-from omni_runtime.work import Submit, Summary, WorkUnit
+from omni_runtime.work import Submit, Summary, TensorRef, WorkUnit
 
 
 def key(name: str, sample: int) -> str:
@@ -112,6 +114,7 @@ class Run:
     __slots__ = (
         "arrival",
         "claimed",
+        "copies",
         "deadline",
         "ended",
         "id",
@@ -121,7 +124,9 @@ class Run:
         "open",
         "plan",
         "priority",
+        "rebuilt",
         "submit",
+        "there",
         "waits",
         "whole",
     )
@@ -142,7 +147,24 @@ class Run:
         self.listeners: dict[tuple[str, int], Listener] = {}  # by output and sample
         self.deadline: Whole | None = None  # by when all of it is wanted
         self.whole = whole  # every hand-off waits for all of it
+        self.copies: dict[TensorRef, Any] = {}  # on the host, of tensors that somebody still reads
+        self.there: set[TensorRef] = set()  # those that the executor which made them still has
+        self.rebuilt = 0  # evictions
         self._wire(submit)
+
+    def bring(self, refs: Iterable[TensorRef], executor: str) -> dict[TensorRef, Any]:
+        """Copies of those tensors that an executor does not have.
+
+        Raises:
+            ExecutorLost: no copy of one of them ever came.
+        """
+        found = {}
+        for ref in refs:
+            if ref.home != executor or ref not in self.there:
+                found[ref] = copy = self.copies.get(ref)
+                if copy is None:
+                    raise ExecutorLost(f"{ref.port!r} of {ref.loop!r} is needed on {executor!r} and was on {ref.home!r} only")
+        return found
 
     def _wire(self, submit: Submit) -> None:
         """Nodes up to the first that draws serve all samples; from there on each sample has its own."""

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from omni_runtime.channel import Reader
-from omni_runtime.errors import RequestTooLarge
+from omni_runtime.errors import ExecutorLost, RequestTooLarge
 from omni_runtime.flow.aim import learn
 from omni_runtime.flow.run import Node, Route, Run, key
 from omni_runtime.orders import Blocked, Claim, Claimed, Closed, Event, LoopDone, UnitReady, Withdrawn
@@ -166,6 +166,8 @@ class Walk:
         node.work += size * weight
         if weight != 1.0:
             self.costs.pace(run.plan.program, node.step.name).weigh(weight, node.units == 1)
+        if result.tensors:
+            self._copy(node, result)
         counts = node.counts
         before = counts.cursor if counts is not None else 0
         try:
@@ -188,6 +190,15 @@ class Walk:
                 self.release(reader.channel.collect())
         if node.sources:
             self._reoffer_sources(node)
+
+    def _copy(self, node: Node, result: StepResult) -> None:
+        """Keeps what survives the executor of tensors that somebody reads."""
+        run = node.run
+        for port, refs in result.tensors.items():
+            route = node.routes.get(port)
+            if route is not None and route.channel is not None:
+                run.there.update(refs)
+                run.copies.update(zip(refs, result.copies.get(port, ()), strict=False))
 
     def discard(self, node: Node, result: StepResult) -> None:
         """Results of an ended run: its tensors go, except those that a channel holds and `Finish` will give back."""
@@ -260,6 +271,8 @@ class Walk:
         homes: dict[str, list[TensorRef]] = {}
         for ref in refs:
             homes.setdefault(ref.home, []).append(ref)
+            if (run := self.runs.get(ref.run)) is not None:
+                run.there.discard(ref)
         for home, found in homes.items():
             self.out.append(Release(home, tuple(found)))
 
@@ -279,6 +292,9 @@ class Walk:
         for reader in node.readers.values():
             reader.detach()
             self.release(reader.channel.collect())
+            if reader.channel.device and not any(other.attached for other in reader.channel.readers):
+                for ref in reader.channel.items:
+                    run.copies.pop(ref, None)
         self._reoffer_sources(node)
         self.events.append(LoopDone(run.id, node.name, node.loop.held(node.state)))
         for route in node.routes.values():
@@ -297,8 +313,8 @@ class Walk:
 
     def fail(self, run: Run, node: Node, error: Exception) -> None:
         """An exception of a loop ends its run; only its text is kept."""
-        if isinstance(error, RequestTooLarge):
-            self.end(run, "too_large", str(error))
+        if isinstance(error, RequestTooLarge | ExecutorLost):
+            self.end(run, "too_large" if isinstance(error, RequestTooLarge) else "lost", str(error))
         else:
             self.end(run, "failed", f"{node.name}: {error!r}")
 
@@ -307,7 +323,8 @@ class Walk:
         if run.ended:
             return
         if reason == "done":
-            learn(run, self.costs)
+            if not run.rebuilt:  # or what was done twice would count as usual
+                learn(run, self.costs)
         elif reason != "cancelled":  # what was made stays valid
             for node in run.nodes.values():
                 for route in node.routes.values():
@@ -328,6 +345,7 @@ class Walk:
             silence={key(output, sample): listener.silence for (output, sample), listener in run.listeners.items()},
             missed=self._missed(run),
             retry_after=retry_after,
+            rebuilt=run.rebuilt,
         )
         self.out.append(end)
         self.ends.append(end)

@@ -35,6 +35,7 @@ class ArState:
         "stop_tokens",
         "text",
         "tokens",
+        "told",
         "wants_tokens",
     )
 
@@ -56,6 +57,7 @@ class ArState:
         # Positions that were copied give no hidden rows, and with conditioning the KV is not a function of the tokens.
         self.chain = chain(tokens, ctx.block) if self.conditioning is None and not self.hidden else ()
         self.reused = 0  # positions that were copied from another loop's KV
+        self.told = 0  # positions that were cached when the KV was lost: all that they give is known
         self.wants_tokens = "tokens" in ctx.wants
         self.text = TextStream(params.stop) if "text" in ctx.wants or params.stop else None
         self.shown = 0  # pieces of text pushed
@@ -101,7 +103,8 @@ class ArDecodeLoop:
     def next(self, s: ArState) -> WorkUnit | Wait | Done:
         if s.finish:
             return DONE
-        hi = len(s.tokens) - s.cached
+        # A unit is all old or all new where rows are kept, so that none is made twice.
+        hi = (s.told if s.hidden and s.cached < s.told else len(s.tokens)) - s.cached
         if s.conditioning is not None and not s.conditioning.ended:
             hi = min(hi, s.conditioning.available)  # a reader that is ahead waits, it never pads
             if hi == 0:
@@ -112,11 +115,12 @@ class ArDecodeLoop:
 
     def bind(self, s: ArState, size: int, reused: int = 0) -> ArStep:
         start, end = s.cached + reused, s.cached + size
-        if reused:
+        if reused and not s.told:
             s.reused = reused
         draws = end == len(s.tokens)
         conditioning = None if s.conditioning is None else s.conditioning.peek(size)
-        return ArStep(start, tuple(s.tokens[start:end]), end - s.prompt if draws else -1, s.draw, conditioning, s.hidden)
+        hidden = s.hidden and start >= s.told
+        return ArStep(start, tuple(s.tokens[start:end]), end - s.prompt if draws else -1, s.draw, conditioning, hidden)
 
     def advance(self, s: ArState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.cached
@@ -124,7 +128,7 @@ class ArDecodeLoop:
         pushes = []
         if s.conditioning is not None:
             s.conditioning.take(min(size, s.conditioning.available))
-        if s.hidden:
+        if s.hidden and start >= s.told:
             pushes.append(Push("hidden", start, result.tensors["hidden"]))
         token = result.token
         if token < 0:
@@ -151,6 +155,12 @@ class ArDecodeLoop:
                 pushes.append(Push("text", s.shown, (text,)))
                 s.shown += 1
         return pushes
+
+    def rebuild(self, s: ArState) -> None:
+        s.told = max(s.told, s.cached)
+        s.cached = 0
+        if s.conditioning is not None:
+            s.conditioning.rewind(0)
 
     def finalize(self, s: ArState) -> Summary:
         counts = {"prompt_tokens": s.prompt, "completion_tokens": len(s.tokens) - s.prompt}

@@ -15,7 +15,7 @@ WAIT_FRAMES = Wait("frames")
 class AudioState:
     """Where a stream of frames stands."""
 
-    __slots__ = ("ctx", "cut", "draw", "frames", "kind", "scanned")
+    __slots__ = ("ctx", "cut", "done", "draw", "frames", "kind", "origin", "scanned")
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -24,6 +24,8 @@ class AudioState:
         self.frames: Reader = ctx.readers["frames"]
         self.scanned = 0
         self.cut = 0  # one past the last frame known to end a segment
+        self.origin = 0  # frame at which what the executor keeps begins
+        self.done = 0  # frames whose sound was pushed
 
 
 class AudioDecodeLoop(Fixed):
@@ -58,7 +60,7 @@ class AudioDecodeLoop(Fixed):
     def bind(self, s: AudioState, size: int, reused: int = 0) -> AudioStep:
         frames = s.frames.peek(size + s.ctx.spec.ahead)
         last = s.frames.ended and len(frames) == s.frames.available
-        return AudioStep(s.frames.cursor, size, frames, last, s.draw)
+        return AudioStep(s.frames.cursor, size, frames, last, s.draw, s.frames.cursor == s.origin)
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.frames.cursor * s.ctx.spec.hop
@@ -66,7 +68,16 @@ class AudioDecodeLoop(Fixed):
         if len(samples) != size * s.ctx.spec.hop:
             raise ValueError(f"{s.ctx.loop}: {size} frames gave {len(samples)} samples, not {size} x {s.ctx.spec.hop}")
         s.frames.take(size)
+        s.done = max(s.done, s.frames.cursor)
         return (Push("samples", start, samples),)
 
+    def rebuild(self, s: AudioState) -> None:
+        """Back to the beginning of the segment: it can be decoded alone."""
+        at, mark = s.frames.cursor, s.ctx.spec.mark
+        while at and (mark is None or not s.frames.channel.items[at - 1][mark]):
+            at -= 1
+        s.frames.rewind(at)
+        s.origin = at
+
     def finalize(self, s: AudioState) -> Summary:
-        return Summary("done", {"frames": s.frames.cursor, "samples": s.frames.cursor * s.ctx.spec.hop})
+        return Summary("done", {"frames": s.done, "samples": s.done * s.ctx.spec.hop})

@@ -8,6 +8,7 @@ a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from omni_runtime.loop import DONE, Context, Fixed
 from omni_runtime.loops.flow_match import levels, timestep
@@ -17,7 +18,22 @@ from omni_runtime.work import DenoiseStep, Done, Draw, Push, StepResult, Summary
 class DenoiseState:
     """Where a trajectory stands."""
 
-    __slots__ = ("branches", "cells", "ctx", "draw", "every", "kind", "levels", "previews", "size", "step", "steps")
+    __slots__ = (
+        "branches",
+        "cells",
+        "ctx",
+        "draw",
+        "every",
+        "kind",
+        "levels",
+        "origin",
+        "previews",
+        "saved",
+        "size",
+        "step",
+        "steps",
+        "told",
+    )
 
     def __init__(self, ctx: Context) -> None:
         spec, params = ctx.spec, ctx.params
@@ -33,6 +49,9 @@ class DenoiseState:
         self.draw = Draw(ctx.seed, ctx.node)
         self.every: int = params.preview_every if "preview" in ctx.wants else 0
         self.previews = 0  # pushed
+        self.saved: tuple[int, Any] = (0, None)  # steps done, and the latent after them
+        self.origin: int | None = None  # the step that begins with what was saved
+        self.told = 0  # steps of which all is said
 
     @property
     def keep(self) -> tuple[str, ...]:
@@ -40,7 +59,13 @@ class DenoiseState:
         done = self.step + 1
         if done == self.steps:
             return ("latent",) if "latent" in self.ctx.wants else ()
-        return ("preview",) if self.every and done % self.every == 0 else ()
+        return ("preview",) if self.every and done % self.every == 0 and done > self.told else ()
+
+    @property
+    def save(self) -> bool:
+        """Whether the latent after the next step is to be kept here."""
+        every, done = self.ctx.spec.save_every, self.step + 1
+        return bool(every) and done % every == 0 and self.saved[0] < done < self.steps
 
 
 class DenoiseLoop(Fixed):
@@ -67,10 +92,14 @@ class DenoiseLoop(Fixed):
             draw=s.draw,
             conditioning={name: reader.peek() for name, reader in s.ctx.readers.items()},
             keep=s.keep,
+            latent=s.saved[1] if s.step == s.origin else None,
+            save=s.save,
         )
 
     def advance(self, s: DenoiseState, size: int, result: StepResult) -> Sequence[Push]:
         keep = s.keep
+        if s.save:
+            s.saved = (s.step + 1, result.items["latent"])
         s.step += 1
         pushes = [Push("progress", s.step - 1, (s.step / s.steps,))]
         if "preview" in keep:
@@ -80,5 +109,10 @@ class DenoiseLoop(Fixed):
             pushes.append(Push("latent", 0, result.tensors["latent"]))
         return pushes
 
+    def rebuild(self, s: DenoiseState) -> None:
+        """Back to the latent that was saved last, or to the noise that follows from the seed."""
+        s.told = max(s.told, s.step)
+        s.step = s.origin = s.saved[0]
+
     def finalize(self, s: DenoiseState) -> Summary:
-        return Summary("done", {"steps": s.step})
+        return Summary("done", {"steps": max(s.step, s.told)})

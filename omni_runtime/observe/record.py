@@ -18,7 +18,8 @@ class RunFact(Struct, eq=False):
     outputs: tuple[str, ...]
     kinds: dict[str, str]  # loop -> kind of loop
     rates: dict[str, int]  # Hz, of outputs that are sound
-    admitted: float | None = None  # when its memory was promised
+    admitted: float | None = None  # when it was let in, the last time
+    rebuilt: int = 0  # how often it lost what executors kept for it
     ended: float | None = None
     reason: str = ""  # see work.End
     detail: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from omni_runtime.observe.record import BatchFact, Record, RunFact, UnitFact
-from omni_runtime.orders import Admitted, BatchDone, BatchFailed, Blocked, LoopDone, UnitReady, Withdrawn
+from omni_runtime.orders import Admitted, BatchDone, BatchFailed, Blocked, Evict, LoopDone, Parked, UnitReady, Withdrawn
 from omni_runtime.work import (
     ArStep,
     AudioStep,
@@ -57,7 +57,7 @@ class RunNow(Struct):
 class _Loop:
     """Book of a loop: its offer, and what it waited for before that."""
 
-    __slots__ = ("at", "behind", "blocked", "drawing", "due", "now", "offer", "on", "ready", "since", "suspect")
+    __slots__ = ("at", "behind", "blocked", "drawing", "due", "now", "offer", "on", "parked", "ready", "since", "suspect")
 
     def __init__(self, now: LoopNow) -> None:
         self.now = now
@@ -66,6 +66,7 @@ class _Loop:
         self.behind = 0  # batches that had been dispatched when it was ready
         self.blocked = ""
         self.on: tuple[str, ...] = ()
+        self.parked = False  # it waited for blocks
         self.suspect = -1  # progress that it must pass alone
         self.drawing = False  # the unit in flight draws a token
         self.at = 0
@@ -189,7 +190,7 @@ class Recorder:
     def _withdrawn(self, now: float, word: Withdrawn) -> None:
         loop = self._loop(word.run, word.loop)
         if loop is not None:
-            loop.offer = None
+            loop.offer, loop.parked = None, False
 
     def _admitted(self, now: float, word: Admitted) -> None:
         run = self._runs.get(word.run)
@@ -198,6 +199,19 @@ class Recorder:
             for loop in run.loops.values():
                 if loop.now.state == "memory":
                     loop.now.state = "ready"
+
+    def _parked(self, now: float, word: Parked) -> None:
+        loop = self._loop(word.run, word.loop)
+        if loop is not None:
+            loop.parked, loop.now.state = True, "memory"
+
+    def _evict(self, now: float, word: Evict) -> None:
+        """What it offered is void, and is offered again."""
+        run = self._runs.get(word.run)
+        if run is not None:
+            run.fact.rebuilt += 1
+            for loop in run.loops.values():
+                loop.offer, loop.parked = None, False
 
     def _loop_done(self, now: float, word: LoopDone) -> None:
         loop = self._loop(word.run, word.loop)
@@ -226,6 +240,8 @@ class Recorder:
             memory = loop.ready
             if (unit.kind.block or unit.kind.fixed) and fact.admitted is not None and fact.admitted > memory:
                 memory = fact.admitted
+            if loop.parked:
+                memory, loop.parked = now, False
             since = (loop.behind, memory)
             if since != asked:  # most members of a batch became ready together
                 asked, waited = since, _waited(recent, batch, *since) if now > memory else (0, 0, 0)
@@ -322,8 +338,10 @@ SAID: dict[type, Callable[[Recorder, float, Any], None]] = {
     BatchDone: Recorder._done,
     BatchFailed: Recorder._failed,
     Blocked: Recorder._blocked,
+    Evict: Recorder._evict,
     ExecutorDown: Recorder._down,
     LoopDone: Recorder._loop_done,
+    Parked: Recorder._parked,
     UnitReady: Recorder._ready,
     Withdrawn: Recorder._withdrawn,
 }

@@ -13,6 +13,7 @@ from omni_runtime.core import Observer
 from omni_runtime.errors import MissingExtra, RequestError
 from omni_runtime.observe import timeline, trace
 from omni_runtime.observe.recorder import Recorder
+from omni_runtime.replay.log import Recording, check_writable
 
 
 class Watch:
@@ -23,17 +24,30 @@ class Watch:
         trace: JSON file, see `observe.trace`.
         live: draw a live view; None where standard output is a terminal that can, and rich is installed.
         title: of the timeline.
+        record: log of all that the core is fed, see `replay`.
+        redact: with stand-ins for what is private in that log.
 
     Raises:
         RequestError: a file could not be written there.
     """
 
     def __init__(
-        self, timeline: Path | None = None, trace: Path | None = None, live: bool | None = None, title: str = "omni_runtime"
+        self,
+        timeline: Path | None = None,
+        trace: Path | None = None,
+        live: bool | None = None,
+        title: str = "omni_runtime",
+        record: Path | None = None,
+        redact: bool = False,
     ) -> None:
         for path in (timeline, trace):
             if path is not None:
                 _check(path)
+        if record is not None:
+            check_writable(record)
+        elif redact:
+            raise RequestError("redact: only a log is redacted; add --record FILE")
+        self.recording = Recording(record, redact) if record is not None else None
         self.timeline, self.trace, self.title = timeline, trace, title
         self.live = sys.stdout.isatty() and live is not False and _rich(live is True)
         self.recorder = Recorder()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from omni_runtime.orders import Admitted, Claim, Fail, Forget, Held, Refuse
 from omni_runtime.scheduler.book import ExecBook, RunBook, Tenant
+from omni_runtime.scheduler.memory import Memory, Pool
 from omni_runtime.scheduler.supply import Supply
 
 LOOK = (
@@ -19,23 +21,43 @@ def hosts(executors: dict[str, ExecBook], experts: tuple[str, ...]) -> list[Exec
 
 
 def place(executors: dict[str, ExecBook], run: RunBook, expert: str) -> str | None:
-    """Executor of an expert for this run, chosen at its first need and kept.
+    """Executor of an expert for this run, chosen at its first need and kept while it is there. None: there is none that has room
+    for what the run may hold.
 
-    Experts that hand tensors to each other go together, since a tensor is read where it was made. Among several executors:
-    one whose pools hold the claims best, then the one with the fewest experts of live runs, then the first that came up.
+    Experts that hand tensors to each other go together where one executor hosts them all; else a tensor is carried. Among
+    several executors: the one that has most of their company, then one whose pools hold the claims best, then the one with the
+    fewest experts of live runs, then the first that came up.
     """
     if (home := run.homes.get(expert)) is not None:
         return home
-    group = run.together[expert]
+    company = run.together[expert]
+    group = tuple(member for member in company if member not in run.homes)
     found = hosts(executors, group)
     if not found:
-        return None
+        group = (expert,)
+        found = hosts(executors, group)
     claims = run.claims or ()
-    best = min(found, key=lambda ex: (_shortage(ex, claims, group), ex.pinned))
+    if run.entered:  # where it must stop was said, and holds
+        found = [ex for ex in found if not _lacks(ex, run, group)]
+    if not found:
+        return None
+
+    def order(ex: ExecBook) -> tuple[int, list[int], int]:
+        return -sum(run.homes.get(member) == ex.name for member in company), _shortage(ex, claims, group), ex.pinned
+
+    best = min(found, key=order)
     for member in group:
         run.homes[member] = best.name
     best.pinned += len(group)
     return best.name
+
+
+def _lacks(ex: ExecBook, run: RunBook, group: tuple[str, ...]) -> bool:
+    """Whether an executor's pools are too small for what was granted to a run."""
+    granted = run.granted or {}
+    return any(
+        sum(granted[c.loop] for c in run.claims or () if c.expert == expert) > ex.ledgers[expert].total for expert in group
+    )
 
 
 def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -> list[int]:
@@ -49,7 +71,7 @@ def _shortage(ex: ExecBook, claims: tuple[Claim, ...], group: tuple[str, ...]) -
     return short
 
 
-def rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
+def _rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
     """Blocks that a run may hold, by loop; or the sentence that says why it can never fit.
 
     Depends on the totals of the pools only, never on who else is there: what a request may hold decides where it must stop.
@@ -70,27 +92,35 @@ def rooms(executors: dict[str, ExecBook], run: RunBook) -> dict[str, int] | str:
 
 
 class Admission:
-    """The queue of runs that wait for memory, or until what they were promised can be kept.
+    """The door: the queue of runs that wait for memory, or until what they were promised can be kept.
 
-    A run that does not fit blocks the pools it needs for all its juniors, and one whose promise cannot be kept yet blocks all
-    promises after it.
+    A run comes in with what its first unit needs and a block for every loop that is in the pool already, and grows from there;
+    one that was promised something comes in with all that it may ever hold. Who does not fit blocks the pools it needs
+    for all its juniors, and one whose promise cannot be kept yet blocks all promises after it.
 
     Args:
         supply: which promises can be kept.
+        coming: whether an executor with an expert will be back.
+        nowhere: a sentence for when none will.
+        memory: gives blocks, and takes them from juniors of whoever is in front.
         most: promised runs that may wait; more are refused with the time after which to try again.
     """
 
-    def __init__(self, supply: Supply, most: int = 64) -> None:
-        self.waiting: dict[int, tuple[RunBook, dict[str, int]]] = {}
+    def __init__(
+        self, supply: Supply, memory: Memory, coming: Callable[[str], bool], nowhere: Callable[[str], str], most: int = 64
+    ) -> None:
+        self.coming, self.nowhere = coming, nowhere
+        self.waiting: dict[int, RunBook] = {}
         self.changed = False  # a run came, or memory was freed
         self.turn = 0.0  # of who was admitted last
         self.supply = supply
+        self.memory = memory
         self.most = most
         self.held: dict[int, float] = {}  # promised runs that wait for others to end -> seconds that they were told
         self.look = 0.0  # when to look again whether buffers have grown enough for the next of them
 
-    def claim(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
-        """Places a run that told its claims, and queues or refuses it; returns whether it is queued."""
+    def claim(self, run: RunBook, out: list[Any]) -> None:
+        """Queues a run that told its claims, or refuses it."""
         if run.promised and (load := self.supply.never(run.promised)):
             out.append(
                 Refuse(
@@ -100,18 +130,9 @@ class Admission:
                     "shorten what comes between two sounds",
                 )
             )
-            return False
-        for claim in run.claims or ():
-            if place(executors, run, claim.expert) is None:
-                out.append(Fail(run.id, "lost", f"no executor hosts {', '.join(run.together[claim.expert])} any more"))
-                return False
-        granted = rooms(executors, run)
-        if isinstance(granted, str):
-            out.append(Refuse(run.id, "too_large", granted))
-            return False
-        self.waiting[run.id] = (run, granted)
+            return
+        self.waiting[run.id] = run
         self.changed = True
-        return True
 
     def forget(self, run: RunBook) -> None:
         if self.waiting.pop(run.id, None) is not None:
@@ -120,57 +141,117 @@ class Admission:
         if self.supply.streams.pop(run.id, None) is not None:
             self.changed = True
 
-    def order(self) -> list[tuple[RunBook, dict[str, int]]]:
+    def order(self) -> list[RunBook]:
         """Who comes first: tenants take turns, by weight, each with its most senior run. Who had nothing waiting takes the next
         turn; by who holds least, a heavy tenant without end would keep a light one out of a pool for one."""
-        waiting = sorted(self.waiting.values(), key=lambda w: w[0].since)
-        if len({w[0].tenant for w in waiting}) < 2:
+        waiting = sorted(self.waiting.values(), key=lambda run: run.since)
+        if len({run.tenant for run in waiting}) < 2:
             return waiting
         turns: dict[Tenant, float] = {}
         ranked = []
-        for entry in waiting:
-            tenant = entry[0].tenant
-            turn = turns.get(tenant, max(tenant.turn, self.turn))
-            turns[tenant] = turn + 1.0 / tenant.weight
-            ranked.append((turn, entry[0].since, entry))
-        return [entry for _, _, entry in sorted(ranked, key=lambda r: r[:2])]
+        for run in waiting:
+            turn = turns.get(run.tenant, max(run.tenant.turn, self.turn))
+            turns[run.tenant] = turn + 1.0 / run.tenant.weight
+            ranked.append((turn, run.since, run))
+        return [run for _, _, run in sorted(ranked, key=lambda r: r[:2])]
 
     def admit(self, executors: dict[str, ExecBook], now: float, out: list[Any]) -> list[RunBook]:
         """Everybody who fits, in order."""
         self.changed = False
         self.look = now + LOOK
         admitted: list[RunBook] = []
-        blocked: set[tuple[str, str]] = set()
+        blocked: set[Pool] = set()
+        claimed = [(pool, run) for pool, runs in self.memory.claims.items() for run in runs if run.id in self.waiting]
+        for pool, run in claimed:  # only who is in front may claim: one behind him would keep him out, and wait for him
+            del self.memory.claims[pool][run]
         ahead = 0  # promised runs that go on waiting
-        for run, granted in self.order():
-            if run.promised and (ahead or not self.supply.fits(run.promised, now)):
+        for run in self.order():
+            if run.stale or not self._placed(executors, run, out):
+                continue
+            if run.promised and run.id not in self.supply.streams and (ahead or not self.supply.fits(run.promised, now)):
                 self._hold(run, ahead, now, out)
                 ahead += run.id in self.held
                 continue
             self.held.pop(run.id, None)  # from here on it may wait for memory, as anybody
-            needs: dict[tuple[str, str], int] = {}
-            for claim in run.claims or ():
-                pool = (run.homes[claim.expert], claim.expert)
-                needs[pool] = needs.get(pool, 0) + granted[claim.loop]
-            if any(p in blocked or not executors[p[0]].ledgers[p[1]].can_reserve(n) for p, n in needs.items()):
+            needs = self.needs(executors, run)
+            if needs is None:
+                continue
+            if not blocked.isdisjoint(needs) or not all(
+                self.memory.room(pool, executors[pool[0]].ledgers[pool[1]], run, n, [], out, True) for pool, n in needs.items()
+            ):
                 blocked.update(needs)
                 continue
-            for (home, expert), n in needs.items():
-                if gone := executors[home].ledgers[expert].make_room(n):
-                    out.append(Forget(home, tuple(gone)))
+            self._enter(executors, run, out)
+            admitted.append(run)
+        self.memory.moved.update(pool for pool, run in claimed if run not in self.memory.claims[pool])
+        self.changed = self.changed or bool(admitted)  # turns have moved: another tenant may be in front
+        return admitted
+
+    def _placed(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> bool:
+        """Whether a run knows where it will run and how much it may hold there. It ends where that can never be."""
+        if run.granted is not None and all(claim.expert in run.homes for claim in run.claims or ()):
+            return True
+        for claim in run.claims or ():
+            if place(executors, run, claim.expert) is None:
+                if self.coming(claim.expert):
+                    self.memory.strand(run)
+                else:
+                    del self.waiting[run.id]
+                    run.doomed = True
+                    out.append(Fail(run.id, "lost", self.nowhere(claim.expert)))
+                return False
+        if run.granted is None:
+            granted = _rooms(executors, run)
+            if isinstance(granted, str):
+                del self.waiting[run.id]
+                out.append(Refuse(run.id, "too_large", granted))
+                return False
+            run.granted = granted
+        return True
+
+    def needs(self, executors: dict[str, ExecBook], run: RunBook) -> dict[Pool, int] | None:
+        """Blocks that must be there before a run comes in, by pool. None: it has nothing to do with them now."""
+        needs: dict[Pool, int] = {}
+        if run.whole:
             for claim in run.claims or ():
-                executors[run.homes[claim.expert]].ledgers[claim.expert].reserve(run.id, claim.loop, granted[claim.loop])
-            del self.waiting[run.id]
-            run.admitted = True
-            tenant = run.tenant
-            tenant.admitted += 1
+                pool = (run.homes[claim.expert], claim.expert)
+                needs[pool] = needs.get(pool, 0) + (run.granted or {})[claim.loop]
+            return needs
+        for offer in run.offers.values():
+            if offer.live and (n := offer.need) > 0:
+                pool = (run.homes[offer.unit.kind.expert], offer.unit.kind.expert)
+                needs[pool] = needs.get(pool, 0) + n
+        for home, expert in needs:  # a block for every loop of a senior, or whoever comes in would soon be sent away
+            needs[home, expert] += self.memory.seniors(executors[home].ledgers[expert], run)
+        return needs or None
+
+    def _enter(self, executors: dict[str, ExecBook], run: RunBook, out: list[Any]) -> None:
+        """There is room: a run takes it."""
+        for claims in self.memory.claims.values():
+            claims.pop(run, None)
+        if run.whole:
+            for claim in run.claims or ():
+                ledger = executors[run.homes[claim.expert]].ledgers[claim.expert]
+                n = (run.granted or {})[claim.loop]
+                if gone := ledger.make_room(n):
+                    out.append(Forget(run.homes[claim.expert], tuple(gone)))
+                ledger.reserve(run.id, claim.loop, n)
+            run.reserved = True
+        else:
+            for offer in run.offers.values():
+                if offer.live and (n := offer.need) > 0:
+                    self.memory.take(executors[run.homes[offer.unit.kind.expert]], offer, n, out)
+        del self.waiting[run.id]
+        run.admitted = True
+        tenant = run.tenant
+        tenant.admitted += 1
+        if run.promised:
+            self.supply.streams[run.id] = run.promised
+        if not run.entered:  # whoever was sent away does not come in at the cost of another turn
+            run.entered = True
             self.turn = max(tenant.turn, self.turn)
             tenant.turn = self.turn + 1.0 / tenant.weight
-            if run.promised:
-                self.supply.streams[run.id] = run.promised
-            admitted.append(run)
-            out.append(Admitted(run.id, granted))
-        return admitted
+        out.append(Admitted(run.id, run.granted or {}))
 
     def _hold(self, run: RunBook, ahead: int, now: float, out: list[Any]) -> None:
         """A promised run must wait: it is told how long, or refused where that is longer than it can use."""

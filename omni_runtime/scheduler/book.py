@@ -25,6 +25,7 @@ class Offer:
         "held",
         "home",
         "live",
+        "parked",
         "queued",
         "ran",
         "run",
@@ -40,7 +41,8 @@ class Offer:
         self.due = 0.0
         self.seq = 0
         self.live = False  # waits to be picked
-        self.queued = False  # it is in the queue of its executor
+        self.queued = False  # it is in the queue of its executor, or parked
+        self.parked = False  # it waits for blocks
         self.ran = False  # the executor may keep state of it
         self.size = 0  # granted to the unit in flight
         self.cost = 0.0  # seconds that it adds to its batch, as predicted
@@ -49,6 +51,24 @@ class Offer:
         self.held = 0  # blocks
         self.sent = 0  # of them, those that the executor surely has: what a broken batch brought is brought again
         self.cover = 0  # positions that these blocks hold: a token asks the ledger only when it leaves them
+
+    @property
+    def need(self) -> int:
+        """Blocks that it lacks for its least; where it holds none yet, for all positions that are known: a loop that came in with
+        less would be sent away again at once."""
+        unit = self.unit
+        kind = unit.kind
+        if not (kind.block or kind.fixed):
+            return 0
+        blocks = kind.fixed - self.held
+        if kind.block:
+            blocks += -(-(unit.cached + (unit.lo if self.held else unit.hi)) // kind.block)
+        return blocks
+
+    def lose(self) -> None:
+        """What the executor kept for the loop is gone."""
+        self.live = self.queued = self.ran = False
+        self.held = self.sent = self.cover = 0
 
     def __lt__(self, other: Offer) -> bool:
         raise AssertionError("two heap entries with one sequence number")
@@ -76,16 +96,24 @@ class RunBook:
         "admitted",
         "claims",
         "closing",
+        "deaths",
         "doomed",
+        "entered",
         "first_output",
         "flying",
+        "granted",
         "homes",
         "id",
+        "leaving",
         "offers",
         "promised",
+        "rebuilds",
+        "reserved",
         "seconds",
         "since",
         "solo",
+        "stale",
+        "stranded",
         "tenant",
         "together",
     )
@@ -104,10 +132,24 @@ class RunBook:
         self.flying: dict[str, int] = {}  # loop -> batch
         self.solo: dict[str, int] = {}  # loop -> progress that it must pass alone, since a batch with it broke
         self.claims: tuple[Claim, ...] | None = None
+        self.granted: dict[str, int] | None = None  # blocks that each loop may come to hold; set once
+        self.rebuilds = event.rebuilds
+        self.entered = False  # it has been admitted; where it must stop was said
         self.admitted = False
+        self.reserved = False  # all that it may ever hold is promised: it never waits for memory, and nothing is taken from it
+        self.leaving = ""  # why it gives back what it holds, once its units in flight are back
+        self.stale = False  # it was evicted, and the flow has not said yet that it knows
+        self.stranded = False  # an expert of it is on no executor, and one is to come
+        # loop -> executors that died over a step of it: in all, with it alone, and how far it was
+        self.deaths: dict[str, tuple[int, int, int]] = {}
         self.doomed = False  # it was told to fail; that it is closed has not come yet
         self.closing = False
         self.seconds = 0.0  # of devices, its share of every batch that it was in
+
+    @property
+    def whole(self) -> bool:
+        """It comes in with all that it may ever hold."""
+        return bool(self.promised) or not self.rebuilds
 
 
 class Bill:
@@ -147,6 +189,7 @@ class ExecBook:
         "pinned",
         "reuse",
         "shares",
+        "since",
         "slots",
     )
 
@@ -165,3 +208,4 @@ class ExecBook:
         self.groups: dict[int, Group] = {}  # batch in flight -> its group
         self.bills: dict[int, Bill] = {}
         self.pinned = 0  # experts of live runs that are placed here
+        self.since = 0.0  # when the batch that is at the head of its mailbox began, as far as can be told from here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from omni_runtime.card import OpLimits
@@ -9,9 +10,11 @@ from omni_runtime.orders import Grant
 from omni_runtime.scheduler.book import Bill, ExecBook, Group, Offer, Tenant
 from omni_runtime.scheduler.cost import OpModel
 from omni_runtime.scheduler.goal import NEVER
+from omni_runtime.scheduler.memory import Memory
 from omni_runtime.work import Fork
 
 Heap = list[tuple[float, int, Offer]]
+Grow = Callable[[Offer, list[Offer]], bool]
 
 
 class Queues:
@@ -92,10 +95,12 @@ class Batch:
     """A batch that is being filled.
 
     Args:
+        grow: gives an offer its blocks, or parks it. It is told who is in the batch already.
         slack: seconds that it may take before promised listeners suffer; then those that nobody promised anything stay out.
     """
 
-    def __init__(self, limits: OpLimits, model: OpModel, slack: float = NEVER) -> None:
+    def __init__(self, limits: OpLimits, model: OpModel, grow: Grow, slack: float = NEVER) -> None:
+        self.grow = grow
         self.picked: list[Offer] = []
         self.places, self.size = limits.units, limits.size
         self.model = model
@@ -141,6 +146,7 @@ class Batch:
                 aside.append(entry)
                 self.full = True
                 break
+            price = extra = 0.0
             if self.slack < NEVER:
                 price = self.price(offer)
                 if picked and not offer.run.promised and self.seconds + price > self.slack:
@@ -148,7 +154,13 @@ class Batch:
                     if self.extra + price > self.model.speed * self.model.theta[0]:
                         aside.append(entry)
                         continue
-                    self.extra += price
+                    extra = price
+            kind = unit.kind
+            lacks = (kind.block or kind.fixed) and (not offer.held or unit.cached + unit.lo > offer.cover)
+            if lacks and not self.grow(offer, picked):
+                continue
+            if self.slack < NEVER:
+                self.extra += extra
                 self.seconds += price
             offer.live = False
             size -= unit.lo
@@ -189,7 +201,9 @@ def pick(heaps: dict[Tenant, Heap], batch: Batch, shares: dict[Tenant, float] | 
             heappush(heaps[tenant], entry)
 
 
-def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, bill: Bill, spare: int | None = None) -> list[Grant]:
+def grants(
+    ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, bill: Bill, memory: Memory, spare: int | None = None
+) -> list[Grant]:
     """Everybody has the least, so a long prefill never stops the decodes beside it; what is left of the budget is shared.
 
     While anybody else waits (not `alone`), nobody is granted more than a chunk: the others' next step is then at most one
@@ -229,14 +243,13 @@ def grants(ex: ExecBook, picked: list[Offer], limits: OpLimits, alone: bool, bil
         found = forks.get(at) if forks else None
         size = unit.lo + (more.get(at, 0) if more else 0) + (found.length if found is not None else 0)
         kind = unit.kind
-        if (kind.block or kind.fixed) and (not offer.held or unit.cached + size > offer.cover):
-            need = kind.fixed - offer.held
-            if kind.block:
-                need += -(-(unit.cached + size) // kind.block)
-            if need > 0:
-                ex.ledgers[kind.expert].take(unit.run, unit.loop, need)
-                offer.held += need
-            offer.cover = (offer.held - kind.fixed) * kind.block if kind.block else 1 << 62
+        if kind.block and unit.cached + size > offer.cover:  # only what is free: nobody is sent away for more than the least
+            more_blocks = memory.extra(ex, offer, -(-(unit.cached + size) // kind.block) + kind.fixed - offer.held)
+            if more_blocks > 0:
+                ex.ledgers[kind.expert].take(unit.run, unit.loop, more_blocks)
+                offer.held += more_blocks
+                offer.cover += more_blocks * kind.block
+            size = min(size, offer.cover - unit.cached)
         blocks: tuple[int, ...] = ()
         if offer.sent < offer.held:
             blocks = tuple(ex.ledgers[kind.expert].held[unit.run, unit.loop][offer.sent :])

@@ -8,7 +8,7 @@ from omni_runtime.card import OpLimits
 from omni_runtime.errors import CardError, unknown
 from omni_runtime.scheduler.book import ExecBook, Group, Offer, RunBook
 from omni_runtime.scheduler.cost import Costs
-from omni_runtime.scheduler.fill import Batch, Queues, pick
+from omni_runtime.scheduler.fill import Batch, Grow, Queues, pick
 from omni_runtime.scheduler.goal import NEVER
 from omni_runtime.scheduler.supply import RESERVE, Supply
 
@@ -32,15 +32,25 @@ class Policy:
         return run.since[0]
 
     def choose(
-        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, now: float
+        self,
+        queues: Queues,
+        ex: ExecBook,
+        limits: dict[tuple[str, str], OpLimits],
+        costs: Costs,
+        supply: Supply,
+        grow: Grow,
+        now: float,
     ) -> tuple[Group, Batch] | None:
         """The next batch of an executor, with its members, or None where nothing may run."""
         group = queues.head(ex, ex.groups)
         if group is None:
             return None
-        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]))
+        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow)
         pick(queues.heaps[ex.name][group], batch)
         return group, batch
+
+    def lose(self, executor: str) -> None:
+        """An executor is gone."""
 
 
 class FirstCome(Policy):
@@ -58,7 +68,14 @@ class Deadline(Policy):
         return due
 
     def choose(
-        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, now: float
+        self,
+        queues: Queues,
+        ex: ExecBook,
+        limits: dict[tuple[str, str], OpLimits],
+        costs: Costs,
+        supply: Supply,
+        grow: Grow,
+        now: float,
     ) -> tuple[Group, Batch] | None:
         several = len(ex.shares) > 1
         group = queues.head(ex, ex.groups, several)
@@ -71,7 +88,7 @@ class Deadline(Policy):
         if supply.streams:
             group = self._kept(group, queues, ex, costs, supply, now)
         slack = supply.allowed(ex.name, group[:2], now) if supply.streams else NEVER
-        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), slack)
+        batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, slack)
         pick(queues.heaps[ex.name][group], batch, ex.shares)
         return group, batch
 
@@ -115,21 +132,31 @@ class Requests(Policy):
     def __init__(self) -> None:
         self.captured: dict[str, tuple[Group, dict[Offer, None]]] = {}  # executor -> group, its loops
 
+    def lose(self, executor: str) -> None:
+        self.captured.pop(executor, None)
+
     def choose(
-        self, queues: Queues, ex: ExecBook, limits: dict[tuple[str, str], OpLimits], costs: Costs, supply: Supply, now: float
+        self,
+        queues: Queues,
+        ex: ExecBook,
+        limits: dict[tuple[str, str], OpLimits],
+        costs: Costs,
+        supply: Supply,
+        grow: Grow,
+        now: float,
     ) -> tuple[Group, Batch] | None:
         group, loops = self.captured.get(ex.name, (None, {}))
-        ready = [offer for offer in loops if offer.live]
+        ready = [offer for offer in loops if offer.live and offer.queued and not offer.parked]
         if group is not None and ready:
             if group in ex.groups.values():
                 return None
             heaps = {ready[0].run.tenant: sorted((offer.due, offer.seq, offer) for offer in ready)}
-            batch = Batch(limits[group[:2]], costs.model(group[0], group[1]))
+            batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow)
             pick(heaps, batch)
             return group, batch
         if ex.flying:  # some of them may be about to offer their next step
             return None
-        found = super().choose(queues, ex, limits, costs, supply, now)
+        found = super().choose(queues, ex, limits, costs, supply, grow, now)
         if found is not None:
             self.captured[ex.name] = (found[0], dict.fromkeys(found[1].picked))
         return found

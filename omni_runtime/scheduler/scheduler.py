@@ -13,26 +13,28 @@ from omni_runtime.orders import (
     Closed,
     Dispatch,
     Event,
-    Fail,
     Finish,
-    Forget,
     Instruction,
     LoopDone,
+    Preempted,
+    Rebuilt,
     Refuse,
     Submitted,
     UnitReady,
     Withdrawn,
 )
-from omni_runtime.scheduler.admit import Admission, hosts, place
+from omni_runtime.scheduler.admit import Admission, hosts
 from omni_runtime.scheduler.book import Bill, ExecBook, Offer, RunBook, Tenant
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.scheduler.fill import Queues, grants
+from omni_runtime.scheduler.holdings import Holdings
+from omni_runtime.scheduler.memory import Memory
 from omni_runtime.scheduler.policy import Deadline, Policy
 from omni_runtime.scheduler.supply import Supply
 from omni_runtime.work import ExecutorDown, ExecutorUp
 
 
-class Scheduler:
+class Scheduler(Holdings):
     """Ranks offers, fills batches and keeps the books.
 
     Args:
@@ -61,8 +63,11 @@ class Scheduler:
         self.max_runs = max_runs
         self.runs: dict[int, RunBook] = {}
         self.executors: dict[str, ExecBook] = {}
+        self.awaited: dict[str, frozenset[str]] = {}  # executors that will be back, by their base name: what they host
+        self.gone: dict[str, str] = {}  # expert -> how the last executor that hosted it went
         self.supply = Supply(self.costs, {key: (op.units, op.size) for key, op in limits.items()})
-        self.admission = Admission(self.supply)
+        self.memory = Memory(self.runs, self._evict)
+        self.admission = Admission(self.supply, self.memory, self._coming, self._nowhere)
         self.queues = Queues()
         self.seq = 0
         self.batches = 0
@@ -74,15 +79,23 @@ class Scheduler:
         self.now = now
         for event in events:
             HANDLERS[type(event)](self, event, out)
-        if self.admission.changed or (self.admission.held and now >= self.admission.look):
-            for run in self.admission.admit(self.executors, now, out):
-                for offer in run.offers.values():
-                    if offer.live and not offer.queued:
-                        self._queue(offer, out)
-        for ex in self.executors.values():
-            while len(ex.flying) < ex.slots and self._fill(ex, out):
-                pass
-        return out
+        while True:
+            if self.memory.moved:
+                self.admission.changed = True
+                for offer in self.memory.wake():
+                    self.seq += 1
+                    offer.seq = self.seq  # what lies in a queue of its old date is void
+                    self.queues.push(offer)
+            if self.admission.changed or (self.admission.held and now >= self.admission.look):
+                for run in self.admission.admit(self.executors, now, out):
+                    for offer in run.offers.values():
+                        if offer.live and not offer.queued:
+                            self._queue(offer, out)
+            for ex in self.executors.values():
+                while len(ex.flying) < ex.slots and self._fill(ex, out):
+                    pass
+            if not (self.memory.moved or self.admission.changed):  # whoever made room for somebody may have made more
+                return out
 
     # -- Events of the flow
 
@@ -90,10 +103,9 @@ class Scheduler:
         if len(self.runs) >= self.max_runs:
             out.append(Refuse(event.run, "overloaded", f"{len(self.runs)} requests are alive, the limit; send it again later"))
             return
-        for group in event.together:
-            if not hosts(self.executors, group):
-                what = f"no executor hosts {group[0]!r}" if len(group) == 1 else f"no executor hosts all of {list(group)}"
-                out.append(Refuse(event.run, "lost", f"{what}; known: {sorted(self.executors)}"))
+        for expert in (expert for group in event.together for expert in group):
+            if not hosts(self.executors, (expert,)) and not self._coming(expert):
+                out.append(Refuse(event.run, "lost", f"no executor hosts {expert!r}; known: {sorted(self.executors)}"))
                 return
         tenant = self.tenants.get(event.tenant)
         if tenant is None:
@@ -116,47 +128,37 @@ class Scheduler:
             return
         assert run.claims is None, "a run claims once"
         run.claims = event.claims
-        self.admission.claim(self.executors, run, out)
+        self.admission.claim(run, out)
 
     def _ready(self, event: UnitReady, out: list[Instruction]) -> None:
         unit = event.unit
         run = self.runs.get(unit.run)
-        if run is None or run.closing or run.doomed:
+        if run is None or run.closing or run.doomed or run.stale or run.leaving:
             return
         assert unit.loop not in run.flying, f"run {unit.run}: two units of loop {unit.loop!r}"
         offer = run.offers.get(unit.loop)
         if offer is None:
             offer = run.offers[unit.loop] = Offer(run, unit)
         offer.unit = unit
+        if unit.at > run.solo.get(unit.loop, 1 << 62):  # past the step that failed
+            del run.solo[unit.loop]
+        if run.deaths and unit.loop in run.deaths and unit.at > run.deaths[unit.loop][2]:
+            del run.deaths[unit.loop]
         if offer.live:  # it grew while it waited: it keeps its place
             return
         self.seq += 1
         offer.seq, offer.due, offer.live, offer.queued = self.seq, self.policy.rank(run, event.due), True, False
-        if run.admitted or not (unit.kind.block or unit.kind.fixed or (run.promised and run.claims is not None)):
+        if run.admitted or self._may(run, unit):
             self._queue(offer, out)
-
-    def _queue(self, offer: Offer, out: list[Instruction]) -> None:
-        if offer.home is None:
-            expert = offer.unit.kind.expert
-            offer.home = place(self.executors, offer.run, expert)
-            if offer.home is None:
-                self._fail(offer.run, "lost", f"no executor hosts {expert!r} any more", out)
-                return
-        ex = self.executors[offer.home]
-        tenant = offer.run.tenant
-        if tenant not in ex.shares:
-            # Where it would be by now; at the clock, newcomers without end with a unit each would all begin before who is a unit
-            # ahead. Never behind everybody.
-            ex.shares[tenant] = max(ex.clock, min(ex.even, max(ex.shares.values(), default=0.0)))
-        elif len(ex.shares) > 1 and ex.shares[tenant] < ex.clock and not self.queues.waits(ex, tenant):
-            ex.shares[tenant] = ex.clock  # for the time when it wanted nothing it has nothing to make up for
-        offer.queued = True
-        self.queues.push(offer)
+        else:
+            self.admission.changed = True  # it comes in with what its first unit needs
 
     def _withdrawn(self, event: Withdrawn, out: list[Instruction]) -> None:
         run = self.runs.get(event.run)
         if run is not None and (offer := run.offers.get(event.loop)) is not None:
             offer.live = False
+            if offer.parked:
+                self.memory.moved.add((offer.home or "", offer.unit.kind.expert))
 
     def _loop_done(self, event: LoopDone, out: list[Instruction]) -> None:
         run = self.runs.get(event.run)
@@ -173,6 +175,7 @@ class Scheduler:
         for offer in run.offers.values():
             offer.live = False
         self.admission.forget(run)
+        self.memory.forget(run)
         self._finish(run, out)
 
     # -- Events of executors
@@ -189,62 +192,36 @@ class Scheduler:
         for offer in self._return(event.batch, part):
             run, unit = offer.run, offer.unit
             offer.sent = offer.held
-            if offer.chain and ex.reuse and not run.closing:  # of a closed run the unit may have been left out of the batch
+            # Of a closed run the unit may have been left out of the batch.
+            if offer.chain and ex.reuse and offer.held and not run.closing:
                 have = offer.chain[: (unit.cached + offer.size) // unit.kind.block]
                 ex.ledgers[unit.kind.expert].prefixes.add((run.id, unit.loop), have)
-            if run.solo and unit.at >= run.solo.get(unit.loop, 1 << 62):
-                del run.solo[unit.loop]
-            if run.closing:
-                self._finish(run, out)
+            if run.closing or run.leaving:
+                self._back(run, out)
 
     def _batch_failed(self, event: BatchFailed, out: list[Instruction]) -> None:
         """One member is guilty and nobody knows which: each runs alone until it is past the step that failed."""
         members = self._return(event.batch)
         for offer in members:
             run, unit = offer.run, offer.unit
-            if run.closing:
-                self._finish(run, out)
-            elif len(members) == 1:
+            if len(members) == 1 and not run.closing:
                 self._fail(run, "failed", event.error, out)
             else:
                 run.solo[unit.loop] = max(unit.at, run.solo.get(unit.loop, 0))
-
-    def _up(self, event: ExecutorUp, out: list[Instruction]) -> None:
-        assert event.executor not in self.executors, f"executor {event.executor!r} is up twice; a restarted one needs a new name"
-        self.executors[event.executor] = ExecBook(event)
-
-    def _down(self, event: ExecutorDown, out: list[Instruction]) -> None:
-        """Runs with anything on it fail; the others never notice."""
-        ex = self.executors.get(event.executor)
-        if ex is None:
-            return
-        for batch in list(ex.flying):
-            self._return(batch)
-        del self.executors[event.executor]
-        self.queues.drop(event.executor)
-        for run in list(self.runs.values()):
-            if event.executor in run.homes.values():
-                self.admission.forget(run)
-                run.homes = {expert: home for expert, home in run.homes.items() if home != event.executor}
-                if run.closing:
-                    self._finish(run, out)
-                else:
-                    self._fail(run, "lost", f"executor {event.executor!r} is gone: {event.reason}", out)
-
-    @staticmethod
-    def _fail(run: RunBook, reason: str, detail: str, out: list[Instruction]) -> None:
-        """The run must end. Until its `Closed` comes, nothing of it may be placed or picked: it may have lost its home."""
-        run.doomed = True
-        for offer in run.offers.values():
-            offer.live = False
-        out.append(Fail(run.id, reason, detail))
+                self._back(run, out)
 
     # -- Planning
 
     def _fill(self, ex: ExecBook, out: list[Instruction]) -> bool:
-        chosen = self.policy.choose(self.queues, ex, self.limits, self.costs, self.supply, self.now)
-        if chosen is None:
-            return False
+        def grow(offer: Offer, picked: list[Offer]) -> bool:
+            return self.memory.grow(ex, offer, picked, out)
+
+        while True:
+            chosen = self.policy.choose(self.queues, ex, self.limits, self.costs, self.supply, grow, self.now)
+            if chosen is None:
+                return False
+            if chosen[1].picked:
+                break  # else whoever was in front lacks memory and is parked now
         group, filled = chosen
         limits, picked = self.limits[group[:2]], filled.picked
         self.batches = batch = self.batches + 1
@@ -259,7 +236,7 @@ class Scheduler:
             len(picked) == 1 and (picked[0].unit.hi <= limits.chunk or self.queues.head(ex, {0: group}) is None)
         )
         bill = ex.bills[batch] = Bill(filled.model, len(picked), self.now, len(ex.flying) == 1)
-        granted = grants(ex, picked, limits, alone, bill, filled.spare)
+        granted = grants(ex, picked, limits, alone, bill, self.memory, filled.spare)
         if len(ex.shares) > 1:
             for offer in picked:
                 tenant = offer.run.tenant
@@ -269,6 +246,8 @@ class Scheduler:
                 ex.shares[tenant] = share + offer.cost / tenant.weight
             even = ex.even + bill.total / sum(tenant.weight for tenant in ex.shares)
             ex.even = max(ex.clock, even)
+        if len(ex.flying) == 1:
+            ex.since = self.now
         out.append(Dispatch(batch, ex.name, group[0], group[1], granted))
         return True
 
@@ -289,59 +268,6 @@ class Scheduler:
         book = self.runs.get(run)
         return self.billed.get(run, 0.0) if book is None else book.seconds
 
-    def _return(self, batch: int, part: float = 0.0) -> list[Offer]:
-        """Takes a batch from its executor, and charges its units for `part` of what they were predicted to take: all of them
-        before any book closes, since two may be of one run."""
-        ex = self.where.pop(batch)
-        members = ex.flying.pop(batch)
-        del ex.groups[batch], ex.bills[batch]
-        for offer in members:
-            run = offer.run
-            del run.flying[offer.unit.loop]
-            run.seconds += offer.cost * part
-        return members
-
-    def _release(self, run: RunBook, loop: str, chain: tuple[bytes, ...], out: list[Instruction]) -> None:
-        """The loop's blocks are free, or kept for others where its executor can copy from them."""
-        offer = run.offers.pop(loop, None)
-        home = self.executors.get(offer.home or "") if offer is not None and offer.ran else None
-        kept = False
-        for claim in run.claims or ():
-            ex = self.executors.get(run.homes.get(claim.expert, ""))
-            if claim.loop != loop or ex is None:
-                continue
-            ledger = ex.ledgers[claim.expert]
-            self.admission.changed = True
-            if home is not None and home.reuse and not run.doomed:  # of a failed run nobody knows what the device holds
-                ledger.prefixes.add((run.id, loop), chain)
-                kept = ledger.keep(run.id, loop)
-            if not kept:
-                ledger.drop(run.id, loop)
-        if run.claims is not None:
-            run.claims = tuple(c for c in run.claims if c.loop != loop)
-        if home is not None and not kept:
-            out.append(Forget(home.name, ((run.id, loop),)))
-
-    def _finish(self, run: RunBook, out: list[Instruction]) -> None:
-        """Closes the books of an ended run once its last unit is back; two of its loops may come back in one batch."""
-        if run.flying or run.id not in self.runs:
-            return
-        for loop in dict.fromkeys([*run.offers, *(c.loop for c in run.claims or ())]):
-            self._release(run, loop, (), out)
-        for home in run.homes.values():
-            if home in self.executors:
-                self.executors[home].pinned -= 1
-        del self.runs[run.id]
-        self.billed[run.id] = run.seconds
-        tenant = run.tenant
-        tenant.alive -= 1
-        tenant.seconds += run.seconds
-        tenant.admitted -= run.admitted
-        if not tenant.alive:
-            for ex in self.executors.values():
-                ex.shares.pop(tenant, None)
-        out.append(Finish(run.id))
-
 
 Handler = Callable[[Scheduler, Any, list[Instruction]], None]
 HANDLERS: dict[type, Handler] = {
@@ -351,6 +277,8 @@ HANDLERS: dict[type, Handler] = {
     Withdrawn: Scheduler._withdrawn,
     LoopDone: Scheduler._loop_done,
     Closed: Scheduler._closed,
+    Rebuilt: Scheduler._rebuilt,
+    Preempted: Scheduler._preempted,
     BatchDone: Scheduler._batch_done,
     BatchFailed: Scheduler._batch_failed,
     ExecutorUp: Scheduler._up,

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from math import exp
 from random import Random
 
+import numpy as np
+
 from omni_runtime.card import ModelCard
 from omni_runtime.scheduler.book import Bill
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.simulate.parts import Script
 from omni_runtime.work import Answer, ExecutorUp, Message, RunBatch, StepResult
 
+NOTHING = np.zeros(0)  # what is in a ghost's tensors
 NORMAL = 1.25  # standard deviation of a normal variable over its mean distance from 0, which is what models keep
 
 
@@ -72,7 +75,10 @@ class Ghost:
         for row in message.rows:
             script = scripts[row.run]
             part = script.parts.get(row.loop) or script.parts[row.loop.partition("#")[0]]
-            results.append(part.give(script, row, home))
+            result = part.give(script, row, home)
+            if result.tensors:
+                result.copies = {port: (NOTHING,) * len(refs) for port, refs in result.tensors.items()}
+            results.append(result)
         return Answer(home, message.batch, results, self.spent)
 
 

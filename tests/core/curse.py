@@ -82,6 +82,7 @@ class Breakable(SimulatedExecutor):
     """A simulated executor whose rows may raise after their work is done, the worst moment."""
 
     company = 0
+    hosted: tuple[str, ...] | None = None  # as its maker was told
 
     def run(self, message: Any) -> Any:
         self.company = len(message.rows) if isinstance(message, RunBatch) else 0

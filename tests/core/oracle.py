@@ -58,6 +58,8 @@ def vocode(frames: Sequence[Any], hop: int, ahead: int, mark: int | None = None)
                 break
         fold = mix(fold, mix(repr(frame)))
         samples += [np.float32(mix(fold, *seen, i) % 2001 / 1000 - 1).item() for i in range(hop)]
+        if mark is not None and frame[mark]:
+            fold = 5
     return samples
 
 

@@ -7,9 +7,11 @@ import sys
 import traceback
 from typing import Any
 
+from asks import DECLARED, Ask, Wish
 from curse import HARM, Curse, curses
-from stage import HOSTS
-from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
+from drawn import FIRST, chosen
+from stage import CHOICES, HOSTS
+from world import World
 
 from omni_runtime.scheduler.policy import POLICIES
 
@@ -24,11 +26,15 @@ BUSY = (1e-6, 1e-3)  # seconds of a batch: a stream can be promised, or is too s
 class Mood:
     """What a world is like. Each lacks some kinds of trouble and some requests, so that the others meet more often."""
 
-    def __init__(self, r: random.Random, reuse: bool, wishes: random.Random | None = None) -> None:
+    def __init__(
+        self, r: random.Random, reuse: bool, wishes: random.Random | None = None, drawn: random.Random | None = None
+    ) -> None:
         self.r = r
         self.wishes = wishes  # draws how things are wanted: apart, so that what is wanted stays the same; None: just so
         self.tenants = ("", "a", "b") if wishes is None or wishes.random() < 0.6 else ("a",)
         self.choices = r.sample(range(len(CHOICES)), r.choice((1, 2, 4, len(CHOICES))))
+        if drawn is not None:  # programs that nobody wrote, beside those that somebody did
+            self.choices = [*self.choices[:2], *(FIRST + drawn.randrange(10**9) for _ in range(drawn.choice((1, 2, 4))))]
         self.prompts = r.choice(((1, 2, 3), (9, 13, 20), (1, 2, 3, 5, 9, 20, 63, 64)))
         if reuse:  # prompts long enough to share their beginning
             self.choices, self.prompts = r.choice(((10,), (10, 11, 12))), (5, 9, 13, 20)
@@ -37,7 +43,7 @@ class Mood:
             self.choices = wishes.choice(([4], [3, 6], [9], self.choices))
         self.cursed = r.choice((0.0, 0.3, 0.6))
         self.harm = r.choice((HARM, ("op", "transient")))
-        trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5}
+        trouble = {"cancel": 8, "lose": 3, "late": 2, "repeat": 2, "wrong": 3, "host": 5, "restart": 4, "preempt": 8}
         self.moves = {"ask": 30, "answer": 40} | {what: often for what, often in trouble.items() if r.random() < 0.6}
 
     def ask(self) -> Ask:
@@ -61,7 +67,7 @@ class Mood:
         r = self.r
         if r.random() >= self.cursed:
             return None
-        nodes = sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)
+        nodes = sorted(chosen(ask.choice)[0].nodes)
         return Curse(r.choice(nodes), r.choice(self.harm), r.randrange(6))
 
     def move(self) -> Move:
@@ -74,6 +80,10 @@ class Mood:
             return ("ask", ask, self.curse(ask), r.choice(PRIORITIES), self.wish())
         if what == "host":
             return ("host", r.choice(HOSTS), r.randint(1, 2))
+        if what == "lose":
+            return ("lose", r.randrange(12), r.random() < 0.7)
+        if what == "restart":
+            return ("restart", r.randrange(4), r.random() < 0.8)
         if what == "late":
             return ("late", r.randrange(8), r.random() < 0.5)
         if what == "wrong":
@@ -85,12 +95,13 @@ def inputs(world: World, move: Move) -> list[Any]:
     what, *args = move
     if what == "host":
         return world.host(*args) if len(world.executors) < 4 else []
-    if what == "cancel":
-        return world.stop(max(1, len(world.asked) - args[0]))
+    if what in ("cancel", "preempt"):
+        return {"cancel": world.stop, "preempt": world.preempt}[what](max(1, len(world.asked) - args[0]))
     return {
         "ask": world.ask,
         "answer": world.answer,
         "lose": world.lose,
+        "restart": world.restart,
         "late": world.answer_late,
         "repeat": world.repeat,
         "wrong": world.answer,
@@ -109,7 +120,7 @@ def play(seed: int, longest: int = 60) -> World:
             policy, tenants = wishes.choice([*POLICIES, "deadline"]), wishes.choice((None, DECLARED))
             more = {"policy": policy, "tenants": tenants, "seconds": wishes.choice(BUSY)}
         world = World(r.choice(POOLS), r.choice((2, 5, 20_000, 20_000)), reuse, **more)
-        mood = Mood(r, reuse, wishes)
+        mood = Mood(r, reuse, wishes, random.Random(f"programs {seed}") if seed % 3 == 2 else None)
         world.turn(world.host(None, r.randint(1, 2)))
         for _ in range(r.randint(5, longest)):
             burst = [mood.move() for _ in range(r.choice((1, 1, 1, 3, 7)))]

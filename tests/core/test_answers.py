@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from stage import CARDS, PROGRAMS
 from toys import CARD
 from watch import Watch, say, scripted
-from world import CARDS, PROGRAMS
 
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.program import Program

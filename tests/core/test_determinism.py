@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from asks import Ask, request
 from curse import CURSES, curses
 from search import play
-from world import CARDS, CHOICES, LIMITS, Ask, request, solo
+from stage import CARDS, CHOICES, LIMITS
+from world import solo
 
 import omni_runtime
 from omni_runtime.card import OpLimits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from stage import CARDS, CHOICES
 from toys import PROGRAMS as TOYS
 from watch import Watch, say
-from world import CARDS, CHOICES
 
 from omni_runtime.draw import Draw, TokenLogprob
 from omni_runtime.executors.codec import decode_message, decode_report, encode

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from stage import PROGRAMS
 from watch import Watch, say
-from world import PROGRAMS
 
 from omni_runtime.card import OpLimits
 from omni_runtime.executors.simulated import Cost
@@ -101,8 +101,8 @@ def admitted(sim: Watch) -> list[int]:
 
 def test_small_requests_do_not_pass_a_waiting_big_one() -> None:
     sim = saturated(blocks=10)
-    say(sim, prompt=4, tokens=20)  # 6 blocks
-    say(sim, prompt=4, tokens=28)  # 8 blocks: waits
+    say(sim, prompt=20, tokens=20)  # comes in with 5 blocks
+    say(sim, prompt=32, tokens=4)  # would with 8: waits
     for _ in range(5):
         say(sim, prompt=1, tokens=3)  # one block each: four would fit beside the first
     sim.step(3)
@@ -114,14 +114,14 @@ def test_small_requests_do_not_pass_a_waiting_big_one() -> None:
 def test_priority_is_worth_seconds_of_seniority_at_admission() -> None:
     """High passes normal that came less than its credit before it, and not what waits longer."""
     sim = saturated(blocks=6)
-    say(sim, prompt=4, tokens=20)
-    say(sim, prompt=4, tokens=20)
+    say(sim, prompt=20, tokens=4)
+    say(sim, prompt=20, tokens=4)
     sim.now += 1.0
-    say(sim, prompt=4, tokens=20, priority="high")
+    say(sim, prompt=20, tokens=4, priority="high")
     sim.now += 10.0
-    say(sim, prompt=4, tokens=20, priority="high")
+    say(sim, prompt=20, tokens=4, priority="high")
     sim.finish_all()
-    assert admitted(sim) == [1, 3, 2, 4]
+    assert admitted(sim) == [1, 3, 1, 2, 4], "it takes what the first one holds, which comes in again after it"
 
 
 def test_two_groups_on_one_executor_both_progress() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 
 import pytest
+from asks import DECLARED, Ask, Wish
 from curse import HARM, Curse, curses
+from drawn import FIRST, chosen
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from search import BUSY, POOLS, PRIORITIES, SOON, STOPS, play
-from stage import HOSTS
-from world import CHOICES, DECLARED, PROGRAMS, Ask, Wish, World
+from stage import CHOICES, HOSTS
+from world import World
 
 from omni_runtime.scheduler.policy import POLICIES
 
@@ -19,7 +21,7 @@ EXAMPLES = int(os.environ.get("OMNI_EXAMPLES", "300"))
 NTH = st.integers(0, 7)
 ASKS = st.builds(
     Ask,
-    choice=st.integers(0, len(CHOICES) - 1),
+    choice=st.integers(0, len(CHOICES) - 1) | st.integers(FIRST, FIRST + 10**6),
     seed=st.integers(0, 5),
     prompt=st.sampled_from((1, 2, 3, 5, 9, 20, 63, 64)),
     most=st.sampled_from((0, 1, 2, 4, 7, None)),
@@ -38,7 +40,7 @@ WISHES = st.builds(
 @st.composite
 def cursed(draw: st.DrawFn) -> tuple[Ask, Curse]:
     ask = draw(ASKS)
-    nodes = sorted(PROGRAMS[CHOICES[ask.choice][0]].nodes)
+    nodes = sorted(chosen(ask.choice)[0].nodes)
     where = draw(st.sampled_from((*HARM, "transient", "transient")))
     return ask, Curse(draw(st.sampled_from(nodes)), where, draw(st.integers(0, 5)))
 
@@ -121,10 +123,20 @@ class AnyWorld(RuleBasedStateMachine):
         self.burst += self.world.host(experts, slots)
 
     @precondition(lambda self: self.world.executors)
-    @rule(nth=NTH)
-    def lose(self, nth: int) -> None:
+    @rule(nth=NTH, back=st.booleans())
+    def lose(self, nth: int, back: bool) -> None:
         if len(self.world.executors) > 1 or nth == 0:  # a world without executors is worth less than one with too few
-            self.burst += self.world.lose(nth)
+            self.burst += self.world.lose(nth, back)
+
+    @precondition(lambda self: self.world.coming)
+    @rule(nth=NTH, well=st.booleans())
+    def restart(self, nth: int, well: bool) -> None:
+        self.burst += self.world.restart(nth, well)
+
+    @precondition(lambda self: self.world.asked)
+    @rule(run=st.integers(1, 12))
+    def preempt(self, run: int) -> None:
+        self.burst += self.world.preempt(run)
 
     @precondition(lambda self: self.world.late)
     @rule(nth=NTH, broken=st.booleans())

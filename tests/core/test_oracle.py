@@ -6,7 +6,9 @@ from typing import Any
 
 import oracle
 import pytest
-from world import CHOICES, Ask, solo
+from asks import Ask
+from stage import CHOICES
+from world import solo
 
 SPEECH = {"cascade2": oracle.cascade, "cascade1": oracle.cascade, "clauses3": oracle.clauses, "clauses1": oracle.clauses}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from stage import DUO
+from stage import PROGRAMS as WORLD
 from toys import CARD, PROGRAMS, cascade
-from world import PROGRAMS as WORLD
 
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import ProgramError

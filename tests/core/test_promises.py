@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from stage import CARDS, PROGRAMS
 from test_fairness import admitted
 from watch import Watch
-from world import CARDS, PROGRAMS
 
 from omni_runtime.executors.simulated import Cost, SimulatedExecutor
 from omni_runtime.scheduler.supply import RESERVE
@@ -278,7 +278,7 @@ def test_a_chunk_is_what_the_buffer_asks_for(policy: str) -> None:
 def test_tenants_take_turns_at_the_door() -> None:
     """Ten big requests of one do not make the only one of another wait for ten; within a tenant the order is by age."""
     sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.01)}, stops=0, blocks=6)
-    fill = {"prompt": [1, 2, 3, 4], "outputs": ("text",), "think": {"max_tokens": 20}}
+    fill = {"prompt": list(range(1, 21)), "outputs": ("text",), "think": {"max_tokens": 4}}
     for _ in range(10):
         sim.submit(PROGRAMS["prompted"], tenant="many", **fill)
     for _ in range(2):
@@ -294,7 +294,7 @@ def test_who_weighs_more_has_more_at_the_door() -> None:
     sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.01)}, stops=0, blocks=18, tenants={"light": 1.0, "heavy": 2.0})
     for tenant in ("light", "heavy"):
         for _ in range(6):
-            given = {"prompt": [1, 2, 3, 4], "outputs": ("text",), "think": {"max_tokens": 20}}
+            given = {"prompt": list(range(1, 21)), "outputs": ("text",), "think": {"max_tokens": 4}}
             sim.submit(PROGRAMS["prompted"], tenant=tenant, **given)
     light = heavy = 0
     while sim.busy:
@@ -308,7 +308,7 @@ def test_who_weighs_more_has_more_at_the_door() -> None:
 def test_a_heavy_tenant_without_end_leaves_a_light_one_its_turn() -> None:
     """A pool for one, five turns to one, and a heavy request more whenever one has ended."""
     sim = Watch(costs={("toy/mot", "forward"): Cost(fixed=0.01)}, stops=0, blocks=6, tenants={"light": 1.0, "heavy": 5.0})
-    given = {"prompt": [1, 2, 3, 4], "outputs": ("text",), "think": {"max_tokens": 20}}
+    given = {"prompt": list(range(1, 21)), "outputs": ("text",), "think": {"max_tokens": 4}}
     heavy = [sim.submit(PROGRAMS["prompted"], tenant="heavy", **given) for _ in range(8)]
     light = [sim.submit(PROGRAMS["prompted"], tenant="light", **given) for _ in range(2)]
     while light[-1].end is None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import PROGRAMS
+from stage import PROGRAMS
 
 from omni_runtime.card import ArDecode, ExpertSpec, ModelCard, OpLimits
 from omni_runtime.errors import ProgramError, RequestError

@@ -13,8 +13,8 @@ import pytest
 from house import Dues, House
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from stage import PROGRAMS
 from watch import Watch
-from world import PROGRAMS
 
 from omni_runtime.card import OpCost
 from omni_runtime.orders import BatchDone, Closed, Event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from world import CARDS, PROGRAMS
+from stage import CARDS, PROGRAMS
 
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.sim import SimHandle, Simulation

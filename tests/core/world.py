@@ -11,54 +11,28 @@ from collections import deque
 from functools import cache
 from typing import Any, NamedTuple
 
+from asks import AS_IT_COMES, Ask, Wish, again, key, request
 from curse import CURSES, HARM, SPENT, Breakable, Curse, place
-from stage import CARDS, CHOICES, LIMITS, PROGRAMS
+from drawn import calls, chosen, heard
+from stage import CARDS, LIMITS
 
 from omni_runtime.executors.simulated import Cost
-from omni_runtime.request import resolve
 from omni_runtime.sim import SimHandle, Simulation
 from omni_runtime.work import (
     Answer,
     Broken,
     Cancel,
     Command,
-    DenoiseStep,
     Drop,
     End,
     ExecutorDown,
     Input,
     Played,
-    Row,
+    Preempt,
     RunBatch,
     StepResult,
-    Submit,
     Waiting,
 )
-
-
-class Ask(NamedTuple):
-    """What a caller wants."""
-
-    choice: int
-    seed: int
-    prompt: int  # tokens, where the caller gives them
-    most: int | None
-    steps: int
-    stop: tuple[str, ...] = ()
-
-
-class Wish(NamedTuple):
-    """How a caller wants it. What it gives must never depend on this."""
-
-    tenant: str = ""
-    deadline: float | None = None
-    first_output: float | None = None
-    promised: bool = False  # only where the outputs have sound
-
-
-AS_IT_COMES = Wish()
-HEARD = {"audio", "low", "high"}  # outputs that are sound
-DECLARED = {"a": 1.0, "b": 3.0}
 
 
 class World(Simulation):
@@ -95,7 +69,11 @@ class World(Simulation):
         self.asked: dict[int, tuple[Ask, Curse | None]] = {}
         self.cancelled: set[int] = set()
         self.unserved: set[int] = set()  # no executor hosted them when they came
-        self.bereaved: set[int] = set()  # alive when an executor went
+        self.kept: dict[tuple[int, str], str] = {}  # (run, loop) -> executor that keeps something for it
+        self.again: dict[tuple[int, str], int] = {}  # loops that must begin again -> how far they were
+        self.began: dict[tuple[int, str], int] = {}  # where they did
+        self.coming: dict[str, tuple[Breakable, int]] = {}  # executors that are to be back, and their next number
+        self.bereft: set[int] = set()  # ended as lost, and rightly
         self.crowded: set[int] = set()  # came when too many were alive
         self.wronged: set[int] = set()  # a unit of theirs, alone, was answered with a wrong number of results
         self.late: list[RunBatch] = []  # batches that their executor took with it
@@ -121,6 +99,7 @@ class World(Simulation):
         elif isinstance(command, Drop):
             for slot in command.slots:
                 assert slot not in self.flight, f"S8: {slot} is dropped with a unit in flight"
+                self._gone(slot)
                 for (executor, _), table in self.tables.items():
                     if executor == command.executor:
                         for block in [b for b, owner in table.items() if owner == slot]:
@@ -132,9 +111,19 @@ class World(Simulation):
             assert command.run not in self.begun, f"S13: run {command.run} has begun, and {command}"
             assert self.wishes[command.run].promised, f"S13: run {command.run} was promised nothing"
             told.append(command.seconds)
-        elif isinstance(command, End) and (book := self.core.scheduler.runs.get(command.run)) is not None and book.flying:
+        elif isinstance(command, End) and command.reason == "lost":
+            self._saw_lost(command)
+        if isinstance(command, End) and (book := self.core.scheduler.runs.get(command.run)) is not None and book.flying:
             self.split.add(command.run)
         super()._carry_out(command)
+
+    def _saw_lost(self, end: End) -> None:
+        """A run may be lost only if an expert of it is nowhere and will not be."""
+        experts = {step.expert for step in self.core.flow.runs[end.run].plan.steps} if end.run in self.core.flow.runs else set()
+        there = {expert for ex in self.executors.values() for expert in ex.up.experts}
+        there |= {expert for old, _ in self.coming.values() for expert in old.up.experts}
+        assert not experts or experts - there, f"S15: run {end.run} is lost beside {sorted(there)}: {end.detail}"
+        self.bereft.add(end.run)
 
     def _saw_batch(self, batch: RunBatch) -> None:
         executor = self.executors.get(batch.executor)
@@ -145,9 +134,9 @@ class World(Simulation):
         allowed = LIMITS[batch.expert, batch.op]
         assert 0 < len(batch.rows) <= allowed.units, "S4: too many units"
         assert sum(row.size for row in batch.rows) <= allowed.size, "S4: too large"
-        assert len({_key(row) for row in batch.rows}) == 1, "S4: a batch of two keys"
-        groups = [(m.expert, m.op, _key(m.rows[0])) for m in queued]
-        assert (batch.expert, batch.op, _key(batch.rows[0])) not in groups, "S4: a group is in flight twice"
+        assert len({key(row) for row in batch.rows}) == 1, "S4: a batch of two keys"
+        groups = [(m.expert, m.op, key(m.rows[0])) for m in queued]
+        assert (batch.expert, batch.op, key(batch.rows[0])) not in groups, "S4: a group is in flight twice"
         table = self.tables.setdefault((batch.executor, batch.expert), {})
         for row in batch.rows:
             slot = (row.run, row.loop)
@@ -158,18 +147,38 @@ class World(Simulation):
             self.flight[slot] = batch.batch
             start, size = place(row.payload)
             done = self.progress.get(slot, 0) if row.fork is None else row.fork.length
-            assert start == done, f"S2: {slot} goes on at {start}, not at {done}"
-            assert row.fork is None or slot not in self.progress, f"S2: {slot} begins twice"
+            if slot in self.again:
+                assert row.fork is not None or again(row.payload), f"S2: {slot} cannot begin again at {start}: {row.payload}"
+                assert row.fork is not None or start <= self.again[slot], (
+                    f"S2: {slot} begins again at {start}, it was at {self.again[slot]}"
+                )
+                self.began[slot] = start
+            else:
+                assert start == done, f"S2: {slot} goes on at {start}, not at {done}"
+                assert row.fork is None or slot not in self.progress, f"S2: {slot} begins twice"
+            self.kept[slot] = batch.executor
             assert size <= row.size, f"S2: {slot} does {size}, {row.size} were granted"
             for block in row.blocks:
                 assert 0 <= block < self.blocks, f"S6: block {block} of {self.blocks}"
                 assert table.setdefault(block, slot) == slot, f"S6: block {block} belongs to {table[block]} and to {slot}"
 
+    def _gone(self, slot: tuple[int, str]) -> None:
+        """What an executor kept for a loop is gone: it has to begin again, unless it is a call, of which nothing is kept."""
+        if self.kept.pop(slot, None) is not None and slot in self.progress and not self._is_call(slot):
+            self.again[slot] = max(self.again.get(slot, 0), self.progress[slot])
+
+    def _is_call(self, slot: tuple[int, str]) -> bool:
+        return slot[1].partition("#")[0] in calls(chosen(self.asked[slot[0]][0].choice)[0])
+
     # -- What may happen: each gives the inputs of one event
 
     def host(self, experts: tuple[str, ...] | None, slots: int) -> list[Input]:
         self.born += 1
-        executor = Breakable(f"x{self.born}", *CARDS, experts=experts, blocks=self.blocks, slots=slots, reuse=self.reuse)
+        return self._start(f"x{self.born}", experts, slots)
+
+    def _start(self, name: str, experts: tuple[str, ...] | None, slots: int) -> list[Input]:
+        executor = Breakable(name, *CARDS, experts=experts, blocks=self.blocks, slots=slots, reuse=self.reuse)
+        executor.hosted = experts
         executor.costs = {key: Cost(fixed=self.seconds, per_size=self.seconds / 10) for key in LIMITS}
         self.executors[executor.name] = executor
         self.mail[executor.name] = deque()
@@ -178,7 +187,7 @@ class World(Simulation):
     def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal", wish: Wish = AS_IT_COMES) -> list[Input]:
         if self.shares and wish.tenant not in self.shares:
             wish = wish._replace(tenant=min(self.shares))
-        wish = wish._replace(promised=wish.promised and not HEARD.isdisjoint(CHOICES[ask.choice][1]))
+        wish = wish._replace(promised=wish.promised and heard(ask.choice))
         submit = request(len(self.handles) + 1, ask, priority, wish)
         run = submit.run
         self.wishes[run] = wish
@@ -186,7 +195,9 @@ class World(Simulation):
         self.asked[run] = (ask, curse)
         if curse:
             CURSES[run] = curse
-        if not all(any(set(g) <= set(ex.up.experts) for ex in self.executors.values()) for g in submit.plan.together):
+        there = {expert for ex in self.executors.values() for expert in ex.up.experts}
+        there |= {expert for old, _ in self.coming.values() for expert in old.up.experts}
+        if not {step.expert for step in submit.plan.steps} <= there:
             self.unserved.add(run)
         others = (self.alive | set(self.core.scheduler.runs)) - {run}
         mine = sum(self.wishes[other].tenant == wish.tenant for other in others)
@@ -206,7 +217,7 @@ class World(Simulation):
 
     def played(self, run: int, seconds: float) -> list[Input]:
         """Somebody says what he has heard: of sound or not, of a run that is there or not, more or less than there was."""
-        outputs = CHOICES[self.asked[run][0].choice][1] if run in self.asked else ("audio",)
+        outputs = chosen(self.asked[run][0].choice)[1] if run in self.asked else ("audio",)
         return [Played(run, output, seconds) for output in outputs]
 
     def answer(self, nth: int, wrong: int = 0) -> list[Input]:
@@ -233,18 +244,18 @@ class World(Simulation):
             if isinstance(report, Answer) and not wrong:
                 start, size = place(row.payload)
                 self.progress[slot] = start + size
+                self.again.pop(slot, None)
                 self.counts[slot] = self.counts.get(slot, 0) + 1
         self.echo = [*self.echo[-5:], report]
         return [report]
 
-    def lose(self, nth: int) -> list[Input]:
+    def lose(self, nth: int, back: bool = False) -> list[Input]:
         """An executor is gone; what lies in its mail will not run, or will be answered too late."""
         if not self.executors:
             return []
         name = sorted(self.executors)[nth % len(self.executors)]
-        del self.executors[name]
+        executor = self.executors.pop(name)
         self.finish.pop(name, None)
-        self.bereaved |= self.alive
         for message in self.mail.pop(name):
             if isinstance(message, RunBatch):
                 self.late.append(message)
@@ -252,7 +263,24 @@ class World(Simulation):
                     del self.flight[row.run, row.loop]
         for pool in [p for p in self.tables if p[0] == name]:
             del self.tables[pool]
-        return [ExecutorDown(name)]
+        for slot in [slot for slot, home in self.kept.items() if home == name]:
+            self._gone(slot)
+        if back and name.partition("#")[0] not in self.coming:
+            self.coming[name.partition("#")[0]] = (executor, int(name.partition("#")[2] or 1) + 1)
+        return [ExecutorDown(name, back=back)]
+
+    def restart(self, nth: int, well: bool) -> list[Input]:
+        """An executor that was to be back is; or will never be."""
+        if not self.coming:
+            return []
+        name = sorted(self.coming)[nth % len(self.coming)]
+        old, number = self.coming.pop(name)
+        if not well:
+            return [ExecutorDown(f"{name}#{number}", "it does not start")]
+        return self._start(f"{name}#{number}", old.hosted, old.up.slots)
+
+    def preempt(self, run: int) -> list[Input]:
+        return [Preempt(run)]
 
     def answer_late(self, nth: int, broken: bool) -> list[Input]:
         if not self.late:
@@ -281,10 +309,12 @@ class World(Simulation):
             run.id for run in flow.runs.values() if not run.ended
         }, "who is alive"
         assert {(node.run.id, node.name) for _, rows in flow.flying.values() for node, _ in rows} == self.flight.keys(), "S11"
-        books = self.core.scheduler.runs.values()
+        books = [run for run in self.core.scheduler.runs.values() if not run.leaving]
         offers = {(run.id, loop): offer.unit for run in books for loop, offer in run.offers.items() if offer.live}
         nodes = {(run.id, node.name): node for run in flow.runs.values() if not run.ended for node in run.nodes.values()}
-        assert offers == {slot: node.unit for slot, node in nodes.items() if node.offered}, "S11: what is on offer"
+        leaving = {run.id for run in self.core.scheduler.runs.values() if run.leaving}
+        told = {slot: node.unit for slot, node in nodes.items() if node.offered and slot[0] not in leaving}
+        assert offers == told, "S11: what is on offer"
         assert not any(node.offered and node.held_back() for node in nodes.values()), "S7: a throttled loop is on offer"
         for executor in self.core.scheduler.executors.values():
             for ledger in executor.ledgers.values():
@@ -294,6 +324,8 @@ class World(Simulation):
 
     def drain(self) -> None:
         """Heals the world and demands that everybody ends as it must."""
+        while self.coming:
+            self.turn(self.restart(0, True))
         self.turn(self.host(None, 1))
         budget = 4_000
         while self.flight:
@@ -344,7 +376,7 @@ class World(Simulation):
         assert reason != "overloaded" or run in self.crowded or impatient, f"there was room; {tell}"
         assert reason != "too_slow" or (wish.promised and run not in self.begun and not handle.chunks), f"{wish} {tell}"
         assert reason != "done" or not waited or waited[-1] is None, f"S13: it still waits; {tell}"
-        assert reason != "lost" or run in self.unserved | self.bereaved, f"nothing was lost; {tell}"
+        assert reason != "lost" or run in self.bereft, f"nothing was lost; {tell}"
         assert run not in self.unserved or reason != "done" or not any(alone.shown.values()), f"nobody hosted it; {tell}"
 
 
@@ -355,30 +387,6 @@ class Alone(NamedTuple):
     outputs: dict[str, list[Any]]
     finish: dict[str, str]
     shown: dict[str, int]  # progress of the loops that make an output: these must run to their end
-
-
-def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COMES) -> Submit:
-    name, outputs = CHOICES[ask.choice]
-    program = PROGRAMS[name]
-    given: dict[str, Any] = {}
-    for field, kind in program.inputs.items():
-        tokens = [(7 * (ask.seed % 2) + i) % 90 + 1 for i in range(ask.prompt)]  # few, so that many begin alike
-        given[field] = tokens if kind == "token" else f"{ask.seed} {ask.prompt}"
-    for node in program.nodes:
-        kind = program.spec(node).kind
-        if kind == "ar_decode":
-            most = None if ask.most is None else ask.most + 2 * (node == "talk")
-            given[node] = {"max_tokens": 2 if node == "script" else most, "stop": ask.stop}
-        elif kind == "diffusion_denoise":
-            given[node] = {
-                "steps": ask.steps,
-                "width": 1 + ask.seed % 2,
-                "guidance_scale": 1.0 + ask.seed % 3,
-                "preview_every": ask.seed % 4,
-            }
-    wants = {"tenant": wish.tenant, "deadline_s": wish.deadline, "first_output_s": wish.first_output}
-    guarantee = "no-underrun" if wish.promised else None
-    return resolve(run, program, ask.seed, given, outputs=outputs, priority=priority, guarantee=guarantee, **wants)[1]
 
 
 @cache
@@ -398,7 +406,3 @@ def solo(ask: Ask, blocks: int) -> Alone:
     assert handle.end is not None
     shown = {step.name: world.progress.get((1, step.name), 0) for step in plan.steps if step.outputs}
     return Alone(handle.end.reason, handle.chunks, {o: s.finish for o, s in handle.ends.items()}, shown)
-
-
-def _key(row: Row) -> Any:
-    return row.payload.size if isinstance(row.payload, DenoiseStep) else ()

@@ -115,6 +115,8 @@ def test_the_op_keeps_streams_and_replaces_them_only_after_success() -> None:
     for row, given in enumerate((one, two)):
         wave = torch.cat([torch.from_numpy(part[row].items["samples"]) for part in (first, then)])
         torch.testing.assert_close(wave, whole(given), rtol=0, atol=1e-5)
+    later = Row(1, "speak", 4, 0, (), AudioStep(8, 4, tuple(one[8:].tolist()), True, fresh=True))
+    assert len(expert.decode_audio([later], slots)[0].items["samples"]) == 4 * HOP - LAG  # nothing before it counts
     again = expert.decode_audio([step(1, 0, 12, one)], slots)  # from the beginning, as after a loss
     torch.testing.assert_close(torch.from_numpy(again[0].items["samples"]), whole(one), rtol=0, atol=1e-5)
 

@@ -153,8 +153,9 @@ def eye(options: Any, device: str) -> Eye:
     return Eye()
 
 
-def seen(checkpoint: Path) -> Any:
-    """The paint program with two outputs more: `latent`, and `guess`, the latents that previews are made of."""
+def seen(checkpoint: Path, **denoise: Any) -> Any:
+    """The paint program with two outputs more: `latent`, and `guess`, the latents that previews are made of. `denoise` are fields
+    of the card's denoise loop."""
     from omni_runtime.cards.sd3 import sd3
     from omni_runtime.programs.paint import paint
 
@@ -167,6 +168,7 @@ def seen(checkpoint: Path) -> Any:
         experts={**card.experts, "eye": ExpertSpec(build="tiny_sd3:eye", ops={"look": OpLimits()})},
         loops={
             **card.loops,
+            **{n: loop.model_copy(update=denoise) for n, loop in card.loops.items() if loop.kind == "diffusion_denoise"},
             "look": OneShot(reads={"latent": Slot(type="latent")}, **look),
             "glance": Each(reads={"latent": Slot(type="latent", mode="stream")}, **look),
         },

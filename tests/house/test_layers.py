@@ -13,8 +13,8 @@ from checkout import modules
 VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
-WHOLE = ["wav", "sim", "costs_file", "observe", "engine", "handle", "runtime", "serve", "find", "simulate"]
-WHOLE += ["ask", "picture", "calibrate", "commands", "cli", "__main__"]
+WHOLE = ["wav", "sim", "costs_file", "replay", "observe", "engine", "handle", "runtime", "serve", "find", "simulate"]
+WHOLE += ["ask", "picture", "calibrate", "commands", "stopping", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
 MAY |= {layer: set(PURE[: i + 1]) for i, layer in enumerate(PURE)}

@@ -43,17 +43,17 @@ def host(**options: Any) -> SimulatedExecutor:
 
 def device(**options: Any) -> SimulatedExecutor:
     experts = ("toy/mot", "toy/talker", "toy/voice")
-    return SimulatedExecutor("gpu#1", CARD, **{"experts": experts, "blocks": 34, "costs": COSTS, **options})
+    return SimulatedExecutor("gpu#1", CARD, **{"experts": experts, "blocks": 18, "costs": COSTS, **options})
 
 
 def busy(recorder: Recorder, *others: Any, runs: int = 12, label: str = "user {}", slots: int = 1) -> Simulation:
-    """Requests of every program, a few milliseconds apart, one of them cancelled, in memory that is too small for all."""
+    """Requests of every program, a millisecond apart, one of them cancelled, in memory that is too small for all."""
     sim = Simulation(host(), device(slots=slots), cards=(CARD,), observers=[recorder, *others])
     for other in others:
         other.core = sim.core
     for i in range(runs):
         sim.submit(PROGRAMS[NAMES[i % len(NAMES)]], seed=i, messages="hi", label=label.format(i))
-        sim.run(until=sim.now + 0.004)
+        sim.run(until=sim.now + 0.001)
     sim.cancel(4)
     sim.run()
     assert not [h for h in sim.handles.values() if h.end is None]

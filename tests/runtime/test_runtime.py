@@ -291,7 +291,7 @@ def test_late_failure_keeps_finished_outputs() -> None:
     assert "audio" not in partial.finish
 
 
-def test_a_lost_executor_fails_its_requests() -> None:
+def test_an_executor_that_is_gone_for_good_fails_its_requests() -> None:
     def fake(row: Any, slots: Any) -> Any:
         raise SystemExit("the device is gone")
 
