@@ -139,6 +139,33 @@ def test_frames_and_waves_of_generate() -> None:
         assert alone.frames == speech.frames
 
 
+def test_an_answer_of_one_word() -> None:
+    """Its second token, here cut off by the limit, is never fed: only the first is spoken, then tts_eos."""
+    answer = think(PROMPTS[1], 2)
+    speech = Speech(PROMPTS[1], answer)
+    assert len(speech.trailing) == 1
+    run([speech], 20)
+    ((_, ours),) = vocoder().decode([vocoder().fresh()], [torch.tensor(speech.frames)])
+    torch.testing.assert_close(ours, generated(PROMPTS[1], answer, "ethan"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_lost_cache_is_a_longer_prefill(after: int) -> None:
+    """What frames were fed as is made again from their codes; frames that were drawn are never drawn again."""
+    answer = think(PROMPTS[0], 9)
+    how = Draw(11, 5, temperature=0.9, top_k=50)
+    whole, lost = Speech(PROMPTS[0], answer, talk=how), Speech(PROMPTS[0], answer, talk=how)
+    run([whole], 14)
+    run([lost], after)
+    head = len(lost.vectors_TD) - after
+    text_TD = torch.stack([*lost.trailing, *[lost.pad_D] * after][:after]) if after else torch.zeros(0, 48)
+    if after:
+        lost.vectors_TD = torch.cat([lost.vectors_TD[:head], talker().frames(lost.frames, text_TD)])
+    lost.cache = talker().model.cache()
+    run([lost], 14, seed=3)
+    assert lost.frames == whole.frames
+
+
 @torch.inference_mode()
 def reference_logits(hidden_D: torch.Tensor, code: int, rest: list[int]) -> list[torch.Tensor]:
     """The reference's logits of each code of a frame, given those before it."""
