@@ -57,6 +57,7 @@ class KVCache:
         grown[:, :, : self.length] = self._kv_LKSE[:, :, : self.length]
         self._kv_LKSE = grown
 
+    @torch.inference_mode()  # a cache that has grown inside a pass may not be written to outside of one
     def begin_as(self, other: KVCache, length: int) -> None:
         """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
         assert length <= other.length, f"a copy of {length} positions from a cache of {other.length}"

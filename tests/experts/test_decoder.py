@@ -183,3 +183,15 @@ def test_weights_are_accounted_for() -> None:
         DecoderLM(config, weights | {"extra": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"has shape \(97, 47\)"):
         DecoderLM(config, weights | {"lm_head.weight": torch.zeros(97, 47)})
+
+
+def test_a_cache_that_was_used_begins_again_as_another() -> None:
+    """As when a batch with a copied beginning is run again after it broke: the first run has grown the cache inside a pass."""
+    model = DecoderLM(CONFIGS["llama"], random_weights(CONFIGS["llama"]))
+    one, two = model.cache(), model.cache()
+    prefill(model, one, random_tokens(70, 1), [70])
+    expected = prefill(model, one, random_tokens(70, 1), [70])
+    prefill(model, two, random_tokens(9, 2), [9])
+    two.begin_as(one, 60)
+    logits_RV, _ = model.forward([Span(two, 60, random_tokens(70, 1)[60:], draw=True)])
+    torch.testing.assert_close(logits_RV[0], expected, rtol=1e-4, atol=1e-4)
