@@ -13,13 +13,14 @@ test check fast: export OMP_NUM_THREADS ?= 1
 # Nothing is ever fetched from a hub: weights come from packages.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test check lint types fast bench clean
+.PHONY: help demo test check lint types fast bench worlds clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    a spoken answer from real weights on the CPU, written to answer.wav"
 	@echo "make test    every test that this machine can run"
 	@echo "make check   formatting, lint, strict types of the built wheel, fast tests"
+	@echo "make worlds  N=1000 SEED=0: random worlds around the core, in which everything goes wrong"
 	@echo "make bench   the measurements in benchmarks/"
 	@echo "make clean   forget .venv and everything that was built"
 
@@ -44,6 +45,12 @@ types: .venv/test.stamp
 
 fast: .venv/test.stamp
 	$(PY) -m pytest -m "not torch and not oracle and not slow and not gpu" --ignore=tests/experts --ignore=tests/kernels
+
+# 10,000 take about 20 minutes on two cores; a world that fails says how to play it again.
+N ?= 1000
+SEED ?= 0
+worlds: .venv/test.stamp
+	$(PY) tests/core/worlds.py $(N) $(SEED)
 
 bench: .venv/test.stamp
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(PY) "$$file"; done

@@ -253,9 +253,7 @@ class Engine:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, RunBatch | Release | Drop):
             executor = self._executors.get(base(command.executor))
-            if (
-                executor is not None and executor.name == command.executor
-            ):  # else it is gone, and its successor knows nothing of this
+            if executor is not None and executor.name == command.executor:  # a successor knows nothing of this
                 executor.send(command)
             return
         sink = self._sinks.get(command.run)

@@ -76,9 +76,11 @@ class Child:
         self._context = self.zmq.Context(1)
         self._life, theirs = socket.socketpair()
         self.process: subprocess.Popen[bytes] | None = None
+        self.wire = Wire()
         try:
             rings = [self._keep(fd) for fd in (Ring.new(), Ring.new()) if fd is not None]
-            self.wire = Wire(Ring(rings[0]), Ring(rings[1])) if rings else Wire()
+            if rings:
+                self.wire = Wire(Ring(rings[0]), Ring(rings[1]))
             boot = Boot([str(entry) for entry in sys.path], self._folder, os.getpid(), rings or None)
             self._life.sendall(
                 msgspec.json.encode(boot) + b"\n"
@@ -221,6 +223,7 @@ class Child:
             except subprocess.TimeoutExpired:  # the kernel holds it, in a driver perhaps: nobody can do more
                 pass
         self._context.destroy(linger=0)
+        self.wire.close()
         self._life.close()
         for fd in self._open:
             os.close(fd)

@@ -22,13 +22,18 @@ class Wire:
         out: shared memory for large arrays that are sent; None: they go with their message.
         into: the same of what is received.
         large: bytes from which an array is large.
+        own: what comes through shared memory may be written to: it was copied out, and nobody else has it.
     """
 
-    def __init__(self, out: Ring | None = None, into: Ring | None = None, large: int = LARGE) -> None:
-        self._out, self._into, self._large = out, into, large
+    def __init__(self, out: Ring | None = None, into: Ring | None = None, large: int = LARGE, own: bool = False) -> None:
+        self._out, self._into, self._large, self._own = out, into, large, own
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._pack)
         self._messages = msgspec.msgpack.Decoder(Message, ext_hook=self._unpack)
         self._reports = msgspec.msgpack.Decoder(Report, ext_hook=self._unpack)
+
+    def close(self) -> None:
+        """Lets go of the shared memory now: a wire and its encoder hold each other until the garbage collector comes."""
+        self._out = self._into = None
 
     def encode(self, value: Message | Report) -> bytes:
         """Bytes of a message or report. What is encoded must be sent, in the same order.
@@ -81,7 +86,7 @@ class Wire:
             dtype, shape, at = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], int])
             kind = np.dtype(dtype)
             array = self._into.take(at, int(np.prod(shape)) * kind.itemsize).view(kind).reshape(shape)
-            array.flags.writeable = False  # as those that came with their message are
+            array.flags.writeable = self._own  # those that came with their message never are
             return array
         raise ValueError(f"unknown msgpack extension {code}")
 

@@ -260,9 +260,10 @@ class SimulatedExecutor:
         return StepResult(items={"samples": np.array(samples, np.float32)})
 
     def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
-        step, latent = memory.state if p.step else (0, mix(p.draw.seed, p.draw.node))
         if p.latent is not None:
             step, latent = p.step, int(p.latent[0])
+        else:
+            step, latent = memory.state if p.step else (0, mix(p.draw.seed, p.draw.node))
         assert step == p.step, f"step {p.step} after {step}"
         given = [self._value(ref) for slot in sorted(p.conditioning) for ref in p.conditioning[slot]]
         schedule = (p.step, p.steps, p.sigma, p.target, p.timestep, p.guidance_scale)

@@ -39,14 +39,18 @@ def _bits(tensor: Any) -> Array:
     return array
 
 
-def tensors(brought: Iterable[tuple[TensorRef, Any]], device: str) -> list[tuple[TensorRef, Any]]:
-    """Brought arrays as tensors of an executor's own: an op may do with them what it likes."""
+def tensors(brought: Iterable[tuple[TensorRef, Any]], device: str, own: bool = False) -> list[tuple[TensorRef, Any]]:
+    """Brought arrays as tensors of an executor's own: an op may do with them what it likes.
+
+    Args:
+        own: arrays that can be written to are nobody else's, and become the tensors' memory.
+    """
     found = []
     for ref, value in brought:
         if isinstance(value, np.ndarray):
             import torch
 
-            value = torch.from_numpy(np.array(value))  # a copy: torch warns of arrays that must not be written to
+            value = torch.from_numpy(value if own and value.flags.writeable else np.array(value))  # of others torch warns
             value = value.view(torch.bfloat16) if ref.dtype == "bfloat16" else value
             value = value.to(device)
         found.append((ref, value))

@@ -73,10 +73,11 @@ class Workbench:
         name: of the incarnation that works here.
         experts: resident and without state of their own, so that the next incarnation may have them too.
         device: where they are.
+        own: arrays that are brought, and can be written to, were made for nobody else.
     """
 
-    def __init__(self, name: str, experts: Mapping[str, Expert], device: str) -> None:
-        self.name, self.experts, self.device = name, experts, device
+    def __init__(self, name: str, experts: Mapping[str, Expert], device: str, own: bool = False) -> None:
+        self.name, self.experts, self.device, self.own = name, experts, device, own
         self.slots = Slots(name)
 
     def run(self, message: Message) -> Answer | Broken | None:
@@ -93,7 +94,7 @@ class Workbench:
     def _batch(self, batch: RunBatch) -> Answer | Broken:
         start = time.perf_counter()
         try:
-            with self.slots.batch(tensors.tensors(batch.brought, self.device)):
+            with self.slots.batch(tensors.tensors(batch.brought, self.device, self.own)):
                 results = verified(self.experts[batch.expert].ops[batch.op](batch.rows, self.slots), batch.rows)
                 self._copy(results)
         except Exception as error:  # text only: a kept exception keeps its frames' tensors alive

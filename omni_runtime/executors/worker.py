@@ -104,7 +104,7 @@ def _serve(boot: Boot) -> None:
         with warnings.catch_warnings(record=True) as noted:
             from omni_runtime.executors.workbench import Workbench, build_all
 
-            bench = Workbench(config.name, build_all(config.experts, config.device, config.threads), config.device)
+            bench = Workbench(config.name, build_all(config.experts, config.device, config.threads), config.device, own=True)
     except Exception as error:
         if not isinstance(error, errors.OmniError):
             traceback.print_exc()
@@ -117,7 +117,7 @@ def _serve(boot: Boot) -> None:
         if not issubclass(warning.category, errors.CheckpointWarning):
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     back.send(msgspec.msgpack.encode(Loaded(ours)))
-    wire = Wire(Ring(boot.rings[1]), Ring(boot.rings[0])) if boot.rings else Wire()
+    wire = Wire(Ring(boot.rings[1]), Ring(boot.rings[0]), own=True) if boot.rings else Wire()
     while data := inbox.recv():
         report = bench.run(wire.message(data))
         if report is not None:

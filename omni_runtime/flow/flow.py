@@ -142,8 +142,6 @@ class Flow(Walk):
                 for node, _ in members:
                     node.busy = False
                     self.touch(node)
-        for run in self.runs.values():
-            run.there = {ref for ref in run.there if ref.home != item.executor}
 
     # -- Instructions
 

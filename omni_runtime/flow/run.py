@@ -148,7 +148,7 @@ class Run:
         self.deadline: Whole | None = None  # by when all of it is wanted
         self.whole = whole  # every hand-off waits for all of it
         self.copies: dict[TensorRef, Any] = {}  # on the host, of tensors that somebody still reads
-        self.there: set[TensorRef] = set()  # those that the executor which made them still has
+        self.there: set[TensorRef] = set()  # those that were not let go by the executor incarnation which made them
         self.rebuilt = 0  # evictions
         self._wire(submit)
 

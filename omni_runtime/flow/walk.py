@@ -94,6 +94,9 @@ class Walk:
             listener, leg, seconds = node.heard
             node.asked = (unit.at, asked(listener, leg, self.now, seconds, unit.weight, self.costs.beside(), 1 << 30))
         most = max(unit.lo, node.asked[1])
+        if node.run.rebuilt and node.heard is not None:  # frames that he has: catching up in small chunks would keep him waiting
+            listener, _, seconds = node.heard
+            most += max(0, int(listener.made / seconds + 0.5) - unit.at)
         return unit if unit.hi <= most else replace(unit, hi=most)
 
     def _prime(self, node: Node) -> bool:

@@ -4,6 +4,8 @@
 written again for the new text, not deleted.
 """
 
+# ruff: noqa: E501  texts of the package, as they stand there
+
 from __future__ import annotations
 
 import os
@@ -16,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lost import LOST
 from planted import PLANTED, Mutant
 
 HERE = Path(__file__).resolve().parent
@@ -24,6 +27,7 @@ PACKAGE = HERE.parents[1] / "omni_runtime"
 
 MUTANTS = [
     *PLANTED,
+    *LOST,
     # the flow
     Mutant("a starved reader throttles", "flow/run.py", " and (r.node.unit is not None or r.node.busy)", ""),
     Mutant(
@@ -40,7 +44,12 @@ MUTANTS = [
     ),
     Mutant("results of an ended run count", "flow/flow.py", "if node.run.ended:", "if False:"),
     Mutant("tensors of an ended run stay", "flow/walk.py", "self.release(ref for ref in refs if ref not in held)", "pass"),
-    Mutant("tensors of a channel stay", "flow/flow.py", "self.release(route.channel.held())", "pass"),
+    Mutant(
+        "tensors of a channel stay",
+        "flow/flow.py",
+        "self.release(ref for ref in route.channel.held() if ref in node.run.there)",
+        "pass",
+    ),
     Mutant("a chunk is sent twice", "flow/walk.py", "route.sent = start + len(fresh)", "pass"),
     Mutant("batches of a lost executor are waited for", "flow/flow.py", "                del self.flying[batch]\n", ""),
     Mutant(
@@ -80,7 +89,12 @@ MUTANTS = [
         "            self._release(run, event.loop, event.chain, out)",
         "            pass",
     ),
-    Mutant("freed memory is not given on", "scheduler/scheduler.py", "self.admission.changed = True", "pass"),
+    Mutant(
+        "freed memory is not given on",
+        "scheduler/holdings.py",
+        "        self.admission.changed = True\n        if (ex.name, expert) in self.memory.parked:\n            self.memory.moved.add((ex.name, expert))",
+        "        pass",
+    ),
     Mutant(
         "an offer that grows goes to the end of the queue",
         "scheduler/scheduler.py",
@@ -91,21 +105,21 @@ MUTANTS = [
     Mutant(
         "a unit that did not run is taken for a prefix",
         "scheduler/scheduler.py",
-        " and ex.reuse and not run.closing:",
-        " and ex.reuse:",
+        " and offer.held and not run.closing:",
+        " and offer.held:",
         "found.a_unit_that_was_left_out_of_its_batch_holds_no_prefix()",
     ),
-    Mutant("books close with a unit in flight", "scheduler/scheduler.py", "if run.flying or run.id", "if run.id"),
+    Mutant("books close with a unit in flight", "scheduler/holdings.py", "if run.flying or run.id", "if run.id"),
     Mutant(
         "books close twice",
-        "scheduler/scheduler.py",
+        "scheduler/holdings.py",
         " or run.id not in self.runs:",
         ":",
         "found.cancel_with_two_loops_in_one_batch()",
     ),
     Mutant(
         "memory stays after a cancel",
-        "scheduler/scheduler.py",
+        "scheduler/holdings.py",
         "            self._release(run, loop, (), out)",
         "            pass",
     ),
@@ -124,11 +138,15 @@ MUTANTS = [
     Mutant(
         "a failing run is placed anew",
         "scheduler/scheduler.py",
-        " or run.doomed:",
-        ":",
-        "found.answer_and_loss_of_an_executor_in_one_burst()",
+        " or run.doomed or run.stale or run.leaving:",
+        " or run.stale or run.leaving:",
     ),
-    Mutant("all members of a broken batch fail", "scheduler/scheduler.py", "elif len(members) == 1:", "elif True:"),
+    Mutant(
+        "all members of a broken batch fail",
+        "scheduler/scheduler.py",
+        "if len(members) == 1 and not run.closing:",
+        "if not run.closing:",
+    ),
     Mutant(
         "suspects stay together",
         "scheduler/scheduler.py",

@@ -56,21 +56,21 @@ PLANTED = [
     ),
     Mutant(
         "a newcomer starts at nothing",
-        "scheduler/scheduler.py",
+        "scheduler/holdings.py",
         "ex.shares[tenant] = max(ex.clock, min(ex.even, max(ex.shares.values(), default=0.0)))",
         "ex.shares[tenant] = 0.0",
         "saturation.a_newcomer_makes_up_for_nothing('new')",
     ),
     Mutant(
         "a newcomer starts at the clock",
-        "scheduler/scheduler.py",
+        "scheduler/holdings.py",
         "ex.shares[tenant] = max(ex.clock, min(ex.even, max(ex.shares.values(), default=0.0)))",
         "ex.shares[tenant] = ex.clock",
         "saturation.newcomers_without_end_leave_others_their_part(1)",
     ),
     Mutant(
         "who comes back makes up for his absence",
-        "scheduler/scheduler.py",
+        "scheduler/holdings.py",
         "            ex.shares[tenant] = ex.clock  # for the time",
         "            pass  # for the time",
         "saturation.a_newcomer_makes_up_for_nothing('back')",
@@ -267,8 +267,8 @@ PLANTED = [
     Mutant(
         "juniors pass in promises",
         "scheduler/admit.py",
-        "if run.promised and (ahead or not self.supply.fits(run.promised, now)):",
-        "if run.promised and not self.supply.fits(run.promised, now):",
+        "(ahead or not self.supply.fits(run.promised, now)):",
+        "not self.supply.fits(run.promised, now):",
         "promises.no_junior_passes_a_waiting_promise()",
     ),
     Mutant(
@@ -329,7 +329,7 @@ PLANTED = [
     ),
     Mutant(
         "who left in the middle pays nothing",
-        "scheduler/scheduler.py",
+        "scheduler/holdings.py",
         "            run.seconds += offer.cost * part\n",
         "            run.seconds += 0.0 if run.closing else offer.cost * part\n",
         "saturation.accounts_hold_every_second()",
@@ -344,7 +344,7 @@ PLANTED = [
     Mutant(
         "tenants do not take turns at the door",
         "scheduler/admit.py",
-        "if len({w[0].tenant for w in waiting}) < 2:",
+        "if len({run.tenant for run in waiting}) < 2:",
         "if True:",
         "promises.tenants_take_turns_at_the_door()",
     ),

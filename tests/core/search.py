@@ -1,10 +1,8 @@
-"""Random worlds by seed, fast enough to hunt mutants with: `python search.py 0 500` plays 500 and prints what failed."""
+"""Random worlds by seed, fast enough to hunt mutants with. `worlds.py` plays thousands."""
 
 from __future__ import annotations
 
 import random
-import sys
-import traceback
 from typing import Any
 
 from asks import DECLARED, Ask, Wish
@@ -142,24 +140,3 @@ def search(first: int, last: int, longest: int = 60) -> None:
             play(seed, longest)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-
-
-if __name__ == "__main__":
-    failures: dict[str, int] = {}
-    units = runs = 0
-    ends: dict[str, int] = {}
-    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-        try:
-            world = play(seed)
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            sign = f"{type(error).__name__} at {at.filename.rpartition('/')[2]}:{at.lineno}"
-            if sign not in failures:
-                print(f"seed {seed}: {sign}: {str(error)[:600]}")
-            failures[sign] = failures.get(sign, 0) + 1
-            continue
-        units += world.units
-        for handle in world.handles.values():
-            assert handle.end is not None
-            ends[handle.end.reason] = ends.get(handle.end.reason, 0) + 1
-    print("failures", failures, "units", units, "ends", ends)

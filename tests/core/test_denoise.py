@@ -13,11 +13,12 @@ from watch import Watch
 
 from omni_runtime.card import DiffusionDenoise, FlowMatch, Raster
 from omni_runtime.errors import CardError, RequestError
+from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.loops.flow_match import levels, mu, timestep
 from omni_runtime.program import Program
 from omni_runtime.request import resolve
-from omni_runtime.sim import SimHandle
-from omni_runtime.work import DenoiseStep
+from omni_runtime.sim import SimHandle, Simulation
+from omni_runtime.work import Command, DenoiseStep, Preempt, RunBatch
 
 SCHEDULES = {
     "plain": FlowMatch(),
@@ -207,3 +208,45 @@ def test_every_field_of_a_request_reaches_the_device() -> None:
 def test_a_denoise_loop_draws() -> None:
     """So that the samples of a request part there."""
     assert DiffusionDenoise(expert="x").draws
+
+
+@pytest.mark.parametrize("every", [0, 1, 3, 8])
+def test_it_goes_on_from_what_was_saved(every: int) -> None:
+    """Preempted after 7 steps it begins again at the last multiple of `every` with the latent of then, else with its seed."""
+    spec = CARD.loops["paint"].model_copy(update={"save_every": every})
+    card = CARD.model_copy(update={"loops": {**CARD.loops, "paint": spec}})
+    p = Program("paint", card)
+    latent = p.loop("paint", conditioning=p.loop("encode", messages=p.input("messages")).hidden)
+    p.output("image", p.loop("image", latent=latent.latent).image)
+    p.output("progress", latent.progress)
+    p.output("preview", p.loop("glimpse", latent=latent.preview).image)
+    given: dict[str, Any] = {"messages": "m", "seed": 4, "paint": {"steps": 10, "preview_every": 2}}
+    answers = []
+    for preempted in (False, True):
+        sim = Remembering(SimulatedExecutor("x", card), cards=(card,))
+        handle = sim.submit(p, **given)
+        while sim.busy:
+            if preempted and len(sim.steps) == 8:
+                preempted = False
+                sim.feed(Preempt(handle.run))  # the eighth step is in flight, and counts
+            sim.complete(sim.busy[0])
+        answers.append(handle.chunks)
+    assert answers[0] == answers[1]
+    begun = sim.steps[8]
+    assert begun.step == {0: 0, 1: 8, 3: 6, 8: 8}[every]
+    assert (begun.latent is not None) == (every > 0)
+    assert sum("preview" in step.keep for step in sim.steps) == 4, "each is made once"
+    assert [step.step for step in sim.steps[8:]] == list(range(begun.step, 10))
+
+
+class Remembering(Simulation):
+    """Keeps the payloads of denoise steps."""
+
+    def __init__(self, *executors: Any, **more: Any) -> None:
+        self.steps: list[DenoiseStep] = []
+        super().__init__(*executors, **more)
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, RunBatch):
+            self.steps += [row.payload for row in command.rows if isinstance(row.payload, DenoiseStep)]
+        super()._carry_out(command)

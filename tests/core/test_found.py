@@ -7,6 +7,7 @@ import gc
 import pytest
 from asks import Ask, request
 from curse import CURSES, Curse, curses
+from search import play
 from stage import CARDS, LIMITS, PROGRAMS
 from watch import Watch, say
 from world import World
@@ -219,3 +220,18 @@ def test_a_unit_that_was_left_out_of_its_batch_holds_no_prefix() -> None:
     assert world.handles[1].end.reason == "failed"
     assert world.handles[2].end.reason == "done"
     assert world.handles[2].end.usage["think"]["cached_tokens"] == 8
+
+
+def test_who_is_not_in_front_at_the_door_claims_nothing() -> None:
+    """World 6473: the first at the door claimed blocks, another tenant's turn came, and both waited for each other."""
+    play(6473)
+
+
+def test_turns_that_moved_are_looked_at_again() -> None:
+    """World 1767: whoever was let in moved the turns, and who was in front then was not looked at before the next event."""
+    play(1767)
+
+
+def test_a_run_that_waits_for_an_executor_may_keep_a_promise_waiting() -> None:
+    """World 1855."""
+    play(1855)

@@ -69,7 +69,7 @@ CARD = ModelCard(
             reads={"messages": Slot(type="messages")},
             ports={"hidden": Port(type="hidden", device=True)},
         ),
-        "paint": DiffusionDenoise(expert="mot", state_blocks=1, defaults={"steps": 3}),
+        "paint": DiffusionDenoise(expert="mot", state_blocks=1, save_every=2, defaults={"steps": 3}),
         "image": OneShot(
             expert="mot",
             op="encode",

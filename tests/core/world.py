@@ -80,6 +80,7 @@ class World(Simulation):
         self.echo: list[Input] = []  # reports that may arrive a second time
         self.history: list[tuple[float, tuple[Input, ...], list[Command]]] = []
         self.born = 0
+        self.happened: dict[str, int] = {}  # kinds of trouble, and how often
         self.blocks = blocks
         self.reuse = reuse
         self.max_runs = max_runs
@@ -167,6 +168,9 @@ class World(Simulation):
         if self.kept.pop(slot, None) is not None and slot in self.progress and not self._is_call(slot):
             self.again[slot] = max(self.again.get(slot, 0), self.progress[slot])
 
+    def _count(self, what: str) -> None:
+        self.happened[what] = self.happened.get(what, 0) + 1
+
     def _is_call(self, slot: tuple[int, str]) -> bool:
         return slot[1].partition("#")[0] in calls(chosen(self.asked[slot[0]][0].choice)[0])
 
@@ -182,6 +186,7 @@ class World(Simulation):
         executor.costs = {key: Cost(fixed=self.seconds, per_size=self.seconds / 10) for key in LIMITS}
         self.executors[executor.name] = executor
         self.mail[executor.name] = deque()
+        self._count("executors up")
         return [executor.up]
 
     def ask(self, ask: Ask, curse: Curse | None = None, priority: str = "normal", wish: Wish = AS_IT_COMES) -> list[Input]:
@@ -255,6 +260,7 @@ class World(Simulation):
             return []
         name = sorted(self.executors)[nth % len(self.executors)]
         executor = self.executors.pop(name)
+        self._count("executors lost")
         self.finish.pop(name, None)
         for message in self.mail.pop(name):
             if isinstance(message, RunBatch):
@@ -280,6 +286,7 @@ class World(Simulation):
         return self._start(f"{name}#{number}", old.hosted, old.up.slots)
 
     def preempt(self, run: int) -> list[Input]:
+        self._count("preempted by hand")
         return [Preempt(run)]
 
     def answer_late(self, nth: int, broken: bool) -> list[Input]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -108,22 +107,23 @@ def call(
     return RunBatch(name, batch, "toy/toy", op, made, tuple(brought))
 
 
-def workers(mark: str = "omni worker") -> set[int]:
-    """Processes of this host with that in their command line."""
+def workers(mark: str = "") -> set[int]:
+    """Worker processes with that in their command line; without it, those of this process. Others may run tests beside us."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            command = path.read_bytes().split(b"\0")
-        except OSError:
+            command = path.read_bytes().rstrip(b"\0").split(b"\0")[-1].decode(errors="replace")
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
             continue
-        if b"-c" in command and any(mark.encode() in part and b"omni worker" in part for part in command):
+        if command.startswith("omni worker") and (mark in command if mark else parent == os.getpid()):
             found.add(int(path.parent.name))
     return found
 
 
-def folders() -> set[Path]:
-    """Where sockets lie until a worker has connected."""
-    return {path for path in Path(tempfile.gettempdir()).glob("omni-*") if (path / "to").exists()}
+def shared() -> set[str]:
+    """Shared memory with a name that could be ours."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("omni", "psm_"))}
 
 
 class Desk:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process_toys import Desk, call, folders, specs, workers
+from process_toys import Desk, call, shared, specs, workers
 
 from omni_runtime.errors import CardError, CheckpointError, CheckpointWarning, LoadError, MissingExtra
 from omni_runtime.executors.process import ProcessExecutor
@@ -45,11 +47,13 @@ def process() -> Iterator[Callable[..., Desk]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of the workers, files and folders of each test."""
-    before = workers(), folders(), set(os.listdir("/dev/shm"))
+    (room := tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(room))
+    before = workers(), shared()
     yield
-    assert (workers() - before[0], folders() - before[1], set(os.listdir("/dev/shm")) - before[2]) == (set(), set(), set())
+    assert (workers() - before[0], shared() - before[1], os.listdir(room)) == (set(), set(), [])
 
 
 # -- What it answers
@@ -197,6 +201,24 @@ def test_a_killed_worker_comes_back_and_nothing_reaches_the_wrong_one(process: C
     assert not [r for r in desk.reports if getattr(r, "batch", 0) in (77, 78)]
 
 
+def test_deaths_leave_no_descriptor_and_no_thread(process: Callable[..., Desk]) -> None:
+    desk = process(backoff_s=(0.01, 0.01))
+    counts = []
+    gc.disable()  # it must not take that to free them
+    try:
+        for number in range(2, 5):
+            assert desk.executor.pid is not None
+            desk.ask("echo", values=(np.ones(1 << 16),))
+            os.kill(desk.executor.pid, signal.SIGKILL)
+            desk.wait(ExecutorDown)
+            assert desk.wait(ExecutorUp).executor == f"cpu#{number}"
+            desk.reports.clear()
+            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    finally:
+        gc.enable()
+    assert counts[0] == counts[1] == counts[2]
+
+
 def test_an_op_that_leaves_is_a_death_too(process: Callable[..., Desk]) -> None:
     desk = process()
     desk.send("leave")
@@ -208,6 +230,7 @@ def test_a_worker_that_is_declared_lost_says_nothing_more(process: Callable[...,
     desk = process()
     batch = desk.send("sleep", s=0.3)
     time.sleep(0.05)
+    desk.executor._child.kill = lambda: None  # so that it does answer
     desk.executor.lose("it hangs")
     assert desk.reports == [ExecutorDown("cpu#1", "it hangs", back=True)]
     desk.executor.lose("again")  # nobody lives: nothing to lose
@@ -264,6 +287,14 @@ def test_closing_while_an_op_runs_waits_for_it_or_kills(process: Callable[..., D
     assert time.monotonic() - start < 3 and hung.reports == []
 
 
+def test_what_a_terminal_sends_to_all_is_for_the_parent(process: Callable[..., Desk]) -> None:
+    desk = process()
+    first = desk.executor.pid
+    assert first is not None
+    os.kill(first, signal.SIGINT)
+    assert desk.ask("pid").items["out"] == [first]
+
+
 def test_two_at_once(process: Callable[..., Desk]) -> None:
     one, other = process(), process()
     assert one.ask("pid").items["out"] != other.ask("pid").items["out"]
@@ -277,14 +308,17 @@ def test_two_at_once(process: Callable[..., Desk]) -> None:
 
 def test_a_thread_that_is_lost_is_replaced_and_its_late_answer_unheard() -> None:
     desk = Desk(ThreadExecutor("cpu#1", specs(), {}))
+    ops, carried_out = desk.executor.experts["toy/toy"].ops, []
+    ops["count"] = lambda rows, slots: carried_out.append(rows)
     batch = desk.send("sleep", s=0.2)
-    desk.executor.send(call("cpu#1", 50, "pid"))  # queued behind it: never carried out
+    desk.executor.send(call("cpu#1", 50, "count"))  # queued behind it
     time.sleep(0.05)
     desk.executor.lose("it hangs")
     assert desk.reports == [ExecutorDown("cpu#1", "it hangs", back=True), ExecutorUp("cpu#2", ("toy/toy",), {})]
     assert desk.ask("echo", values=(4,)).items["out"] == [4]
     time.sleep(0.3)
     assert not [r for r in desk.reports if getattr(r, "batch", 0) in (batch, 50) and r.executor == "cpu#1"]
+    assert carried_out == []
     desk.executor.close()
 
 

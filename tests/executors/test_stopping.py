@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_toys import program, specs, workers
+from process_toys import program, shared, specs, workers
 
 from omni_runtime.errors import CardError, EngineStopped
 from omni_runtime.executors.process import ProcessExecutor
@@ -26,9 +26,9 @@ SLEEP = program("sleep")
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    before = workers(), set(os.listdir("/dev/shm"))
+    before = workers(), shared()
     yield
-    assert (workers() - before[0], set(os.listdir("/dev/shm")) - before[1]) == (set(), set())
+    assert (workers() - before[0], shared() - before[1]) == (set(), set())
 
 
 def runtime(**options: Any) -> Runtime:
