@@ -21,6 +21,7 @@ from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.executors.base import Executor
 from omni_runtime.executors.lineup import Kind, kind_named, lineup
 from omni_runtime.handle import MAX_TIMEOUT, Handle, OutputKind
+from omni_runtime.media_files import read_source
 from omni_runtime.program import Program
 from omni_runtime.replay.log import Recording, RecordLog, check_writable
 from omni_runtime.request import SEEDS, resolve
@@ -237,6 +238,7 @@ class Runtime:
             deadline_s=deadline_s,
             first_output_s=first_output_s,
             guarantee=guarantee,
+            read=read_source,
         )
         if self._tenants and request.tenant not in self._tenants:
             raise RequestError("tenant: " + unknown("tenant", request.tenant, self._tenants))
