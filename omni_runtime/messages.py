@@ -19,7 +19,7 @@ from omni_runtime.sound_file import HIGHEST, LOWEST, is_wav, read_wav_header
 
 MAX_TEXT = 1 << 19  # characters: turning more into tokens, only to find that they do not fit, takes seconds of everybody's time
 MAX_BYTES = 1 << 28  # of one picture, clip or sound
-MAX_PIXELS = 1 << 27  # of one picture
+MAX_PIXELS = 1 << 26  # of one picture, 8192 x 8192; pillow warns of more than 89 million
 MAX_SECONDS = 3600  # of one sound
 LEAST_SECONDS = 0.01  # one frame of the encoders
 LOOK_FPS = 2.0  # as the makers' tools
@@ -84,6 +84,16 @@ def heft(content: Any) -> int:
     if isinstance(content, Mapping):
         return sum(map(heft, content.values()))
     return sum(map(heft, content)) if isinstance(content, list | tuple) else 0
+
+
+def decoder(kind: str, file: bytes) -> str:
+    """The module that reads such a file of a part: "PIL", "av", or none where it is read without one."""
+    if kind == "image":
+        return "PIL"
+    if kind == "audio":
+        return "" if is_wav(file) else "av"
+    animated = file[:4] == b"GIF8" or file[:4] == b"\x89PNG" or (file[:4] == b"RIFF" and file[8:12] == b"WEBP")
+    return "PIL" if animated else "av"
 
 
 def _turn(where: str, turn: Any, media: Collection[str], read: Read) -> dict[str, Any]:
