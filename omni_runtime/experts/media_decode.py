@@ -153,6 +153,7 @@ def _animation(data: bytes, choose: Choose) -> Clip:
         total, seconds = getattr(image, "n_frames", 1), 0.0
         for at in range(min(total, MOST_FRAMES)):
             image.seek(at)
+            image.load()  # WebP says a frame's duration only then
             seconds += (image.info.get("duration") or 1000 * HOLD) / 1000
         chosen = choose(total, total / seconds)
         _check_room(len(chosen), *image.size)

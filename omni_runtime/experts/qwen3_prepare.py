@@ -20,7 +20,7 @@ from omni_runtime.experts import media_decode
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.insets import Inset, expand, insets
 from omni_runtime.experts.log_mel import log_mel
-from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, place, vectors
+from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, place
 from omni_runtime.experts.patches import chosen_frames, fitting, image_patches, video_patches
 from omni_runtime.experts.qwen3_audio import audio_tokens
 from omni_runtime.experts.qwen3_options import read_options

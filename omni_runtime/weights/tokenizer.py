@@ -65,7 +65,7 @@ class ChatTokenizer:
 
         Args:
             messages: a text, or turns with a text each.
-            media: kinds of parts that contents may have beside text. The template writes a placeholder for each, and no text does.
+            media: kinds of parts beside text. The template writes a placeholder for each of them, and no text does.
 
         Raises:
             RequestError: messages of another shape, or the template refuses them.
