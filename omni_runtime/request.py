@@ -288,7 +288,7 @@ def resolve(
             for slot in readers:
                 as_items(slot.type, inputs[name])
         except RequestError as e:
-            raise RequestError(f"{name}: {e}") from None
+            raise RequestError(f"{name}{e}" if str(e).startswith("[") else f"{name}: {e}") from None
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
     if chosen + request.n > SEEDS:
         raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")
