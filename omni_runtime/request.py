@@ -283,10 +283,11 @@ def resolve(
                 slots.setdefault(edge.port.port, []).append(step.spec.reads[slot])
     for name, readers in slots.items():
         try:
-            if talked := [set(slot.media) for slot in readers if slot.type == "messages"]:
+            talked: list[set[str]] = [set(reader.media) for reader in readers if reader.type == "messages"]
+            if talked:
                 inputs[name] = normal(inputs[name], sorted(set.intersection(*talked)), read)
-            for slot in readers:
-                as_items(slot.type, inputs[name])
+            for reader in readers:
+                as_items(reader.type, inputs[name])
         except RequestError as e:
             raise RequestError(f"{name}{e}" if str(e).startswith("[") else f"{name}: {e}") from None
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed

@@ -27,7 +27,7 @@ from omni_runtime.weights.vocab_files import MERGES, VOCAB, tokenizer_content
 
 PROCESSOR_TEMPLATE = "chat_template.json"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json")
-_FILES += (VOCAB, MERGES, PROCESSOR_TEMPLATE)
+_STAMPED = (*_FILES, VOCAB, MERGES, PROCESSOR_TEMPLATE)
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _MAY_LACK = {"unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}  # nothing here ever writes them
@@ -43,7 +43,7 @@ def folder_tokenizer(folder: Path, vocab: int | None = None) -> ChatTokenizer:
             the tokenizer has ids that the model of config.json does not have.
     """
     stamps = []
-    for name in _FILES:
+    for name in _STAMPED:
         path = folder / name
         stamps.append((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
     return _open(folder, vocab, tuple(stamps))
