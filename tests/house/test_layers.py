@@ -27,6 +27,7 @@ WHOLE = [
     "serve",
     "find",
     "simulate",
+    "toy",
 ]
 WHOLE += ["ask", "picture", "calibrate", "commands", "stopping", "cli", "__main__"]
 
