@@ -92,7 +92,7 @@ class TalkState:
 def _turns(ctx: Context) -> tuple[tuple[int, ...], Media, list[Stretch]]:
     """Ids of the user's turns, where they stand, and which of them the thinker's inner states replace.
 
-    The one item of slot "turns" is (parts, positions, shift). A part is a list of ids, or the number of an inset of slot "insets".
+    The one item of slot "turns" is (parts, positions, shift). A part is a list of ids, or the number of an inset of "insets".
     """
     told = ctx.readers["turns"].peek()
     if not told:

@@ -92,7 +92,7 @@ def paint(message: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def waves(frames: Sequence[Any], hop: int, lag: int, reach: int) -> list[float]:
-    """Samples that depend on `reach` frames before theirs, and late in a frame on the next one too, without which there are none."""
+    """Samples that depend on `reach` frames before theirs, and late in a frame on the next one too."""
     seen, samples = [mix(repr(frame)) for frame in frames], []
     for at in range(len(seen)):
         before = seen[max(0, at - reach) : at + 1]
