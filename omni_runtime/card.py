@@ -83,6 +83,7 @@ class Slot(Value):
     type: str
     mode: Literal["full", "stream"] = "full"
     optional: bool = False
+    media: tuple[Literal["image", "audio", "video"], ...] = ()  # of "messages": parts that it takes beside text
 
 
 class Port(Value):

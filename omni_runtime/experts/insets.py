@@ -41,23 +41,30 @@ class Medium(NamedTuple):
 
 
 def expand(
-    ids: Sequence[int], tokens: Tokens, media: Media, merge: int, a_second: int, audio_end: int, together: bool = False
+    ids: Sequence[int],
+    tokens: Tokens,
+    media: Media,
+    merge: int,
+    a_second: int,
+    audio_end: int,
+    together: bool | Sequence[bool] = False,
 ) -> list[int]:
     """A prompt in which each medium has one placeholder, with as many as it has vectors.
 
     Args:
         ids: as the chat template gives them.
         tokens: which of them are placeholders.
-        media: in the order of the prompt. With `together`, the sound of each clip stands among the sounds where the clip does.
+        media: in the order of the prompt. The sound of a clip that is mixed with it stands among the sounds where the clip does.
         merge: patches a side that are one vector.
         a_second: positions for a second of a clip.
         audio_end: the token that ends a sound.
-        together: every clip is mixed with its sound, which has no placeholder of its own.
+        together: whether each clip is mixed with its sound, which has no placeholder of its own; one word for all, or one a clip.
 
     Raises:
         RequestError: more placeholders than media, or fewer.
     """
     images, clips, sounds = iter(media.images), iter(media.clips), iter(media.sounds)
+    mixed = iter([together] * len(media.clips) if isinstance(together, bool) else together)
     found: list[int] = []
     try:
         for token in ids:
@@ -65,7 +72,7 @@ def expand(
                 found += [token] * vectors(next(images), merge)
             elif token == tokens.audio:
                 found += [token] * next(sounds)
-            elif token == tokens.video and together:
+            elif token == tokens.video and next(mixed):
                 order = interleaved(next(clips), next(sounds), merge, a_second)
                 found += [tokens.audio_start, *(tokens.video if one else tokens.audio for one in order), audio_end]
             elif token == tokens.video:

@@ -157,8 +157,8 @@ def hidden(value: Any) -> Any:
         return bytes(len(value))
     if isinstance(value, bool | int | float | np.generic):
         return type(value)(0)
-    if isinstance(value, Mapping):  # a call weighs the text of a turn by what it would look like
-        return {key: "x" * len(str(item)) if key == "content" else hidden(item) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {key: hidden(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         made = [hidden(item) for item in value]
         return made if isinstance(value, list) else tuple(made)

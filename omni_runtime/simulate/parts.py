@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from omni_runtime.messages import heft
 from omni_runtime.program import Plan
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.simulate.prose import Prose
@@ -114,7 +115,7 @@ def weight(payload: CallStep) -> float:
             if isinstance(item, str):
                 found += len(item)
             elif isinstance(item, list | tuple):
-                found += sum(len(str(turn.get("content", ""))) if isinstance(turn, Mapping) else 1 for turn in item)
+                found += sum(heft(turn.get("content", "")) if isinstance(turn, Mapping) else 1 for turn in item)
             else:
                 found += 1
     for refs in payload.tensors.values():

@@ -5,7 +5,7 @@ Only what is read is checked: the file is written by a processor's class, with w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omni_runtime.weights.json_file import Fields, read_json
@@ -62,6 +62,12 @@ def read_patch_rules(folder: Path, config: OmniConfig) -> PatchRules:
     if min(std) <= 0 or len(mean) != vision.channels or len(std) != vision.channels:
         raise f.wrong("image_std", f"{vision.channels} numbers of each, and positive ones, are needed")
     return PatchRules(vision.patch, vision.merge, vision.temporal, least, most, mean, std)
+
+
+def clip_rules(rules: PatchRules) -> PatchRules:
+    """Those of clips: a step is 128 to 768 vectors, as in transformers' processor, but never more than a picture."""
+    most = min(768 * rules.factor**2, rules.most)
+    return replace(rules, least=min(128 * rules.factor**2, most), most=most)
 
 
 def _colours(f: Fields, key: str) -> tuple[float, ...]:

@@ -10,10 +10,24 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from checkout import modules
 
-VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop"}
+VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop", "messages"}
+VOCABULARY |= {"sound_file"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
-WHOLE = ["wav", "sim", "costs_file", "replay", "observe", "engine", "handle", "runtime", "serve", "find", "simulate"]
+WHOLE = [
+    "wav",
+    "media_files",
+    "sim",
+    "costs_file",
+    "replay",
+    "observe",
+    "engine",
+    "handle",
+    "runtime",
+    "serve",
+    "find",
+    "simulate",
+]
 WHOLE += ["ask", "picture", "calibrate", "commands", "stopping", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
