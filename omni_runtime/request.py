@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model, field_validator, model_validator
 
-from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Slot, Value
+from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Slot, Talk, Value
 from omni_runtime.errors import ProgramError, RequestError, unknown
 from omni_runtime.messages import Read, check_text, normal, refuse_files
 from omni_runtime.program import Plan, Program, Step
@@ -96,6 +96,44 @@ class ArParams(Params):
                 raise RequestError(f"{name}: token {highest} is not in the vocabulary of {vocabulary}")
 
 
+class PredictParams(Params):
+    """How a talker's codes after the first are drawn."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(default=0.8, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=50, ge=-1, le=1 << 31)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+
+
+class TalkParams(Params):
+    """How a talker's frames are drawn, who speaks, and when to end. Fields as in `ArParams`; penalties count first codes."""
+
+    max_frames: int | None = Field(default=None, ge=0)  # None: as many as the context and the memory hold
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1, le=1 << 31)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, allow_inf_nan=False)
+    predict: PredictParams = PredictParams()
+    speaker: str = ""  # "": the first of the card
+
+    @field_validator("predict", mode="before")
+    @classmethod
+    def _from_mapping(cls, given: Any) -> Any:
+        return PredictParams(**given) if isinstance(given, Mapping) else given
+
+    def fitted(self, spec: Talk) -> TalkParams:
+        """With a speaker of the card, in whatever case the name was written.
+
+        Raises:
+            RequestError: it has none of that name.
+        """
+        named = {name.lower(): name for name in spec.speakers}
+        if self.speaker and self.speaker.lower() not in named:
+            raise RequestError(f"speaker: {unknown('speaker', self.speaker, spec.speakers)}")
+        return self.model_copy(update={"speaker": named[self.speaker.lower()] if self.speaker else spec.speakers[0]})
+
+
 class AudioParams(Params):
     """Decoding of sound has no parameters."""
 
@@ -130,7 +168,12 @@ class DenoiseParams(Params):
         return self.model_copy(update=sides)
 
 
-PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioParams, "diffusion_denoise": DenoiseParams}
+PARAMS: dict[str, type[Params]] = {
+    "ar_decode": ArParams,
+    "talk": TalkParams,
+    "audio_decode": AudioParams,
+    "diffusion_denoise": DenoiseParams,
+}
 
 
 def params_model(spec: LoopSpec) -> type[Params]:
@@ -230,6 +273,8 @@ def loop_params(spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
     try:
         made: Any = params_model(spec)(**{**spec.defaults, **given})
         if isinstance(spec, DiffusionDenoise) and isinstance(made, DenoiseParams):
+            made = made.fitted(spec)
+        if isinstance(spec, Talk) and isinstance(made, TalkParams):
             made = made.fitted(spec)
         if isinstance(spec, ArDecode) and spec.vocabulary:
             made.check_ids(spec.vocabulary)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from omni_runtime import work
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.decoder import Given
 from omni_runtime.experts.multimodal_positions import Media, interleaved, vectors
@@ -110,7 +112,7 @@ def insets(ids: Sequence[int], tokens: Tokens, media: Media, merge: int) -> list
 
 
 def given(
-    embedding_ND: torch.Tensor, start: int, own: Sequence[tuple[Inset, Medium]], positions_3N: torch.Tensor | None
+    embedding_ND: torch.Tensor, start: int, own: Sequence[tuple[Inset | work.Inset, Medium]], positions_3N: torch.Tensor | None
 ) -> Given:
     """What a span brings for tokens start .. start+N.
 
@@ -131,6 +133,20 @@ def given(
             rows += range(low - start, high - start)
             parts.append(medium.features_LMD[:, theirs])
     return Given(fed_ND, positions_3N, tuple(rows), torch.cat(parts, 1) if parts else None)
+
+
+def positions(start: int, count: int, told: Any, shift: float) -> torch.Tensor | None:
+    """Where the tokens of a step stand, position_3N; None: where they are in the sequence.
+
+    Raises:
+        RequestError: positions are not as many as tokens.
+    """
+    if told is None:
+        return (torch.arange(start, start + count, dtype=torch.float32) + shift).expand(3, -1) if shift else None
+    found = np.array(told, np.float32)
+    if found.shape != (3, count):
+        raise RequestError(f"positions: shape {found.shape} for {count} tokens, (3, {count}) is needed")
+    return torch.from_numpy(found)
 
 
 def overlapping(all_of: Sequence[Inset], start: int, stop: int) -> Iterator[Inset]:

@@ -139,11 +139,19 @@ class Talker:
         Raises:
             RequestError: there is no such speaker.
         """
-        c = self.config
-        marks = [c.nothink, c.think_bos, c.think_eos, self.speaker(speaker), c.pad, c.bos]
         said_TD = torch.cat([head_TD[:HEAD], pad_D.expand(4, -1), bos_D[None], first_D[None]])
-        said_TD[HEAD:] += self.model.embed(marks)
-        return said_TD
+        return said_TD + self.marks(speaker)
+
+    @torch.inference_mode()
+    def marks(self, speaker: str) -> torch.Tensor:
+        """What of the opening is not text: [9, D], nothing at first.
+
+        Raises:
+            RequestError: there is no such speaker.
+        """
+        c = self.config
+        marks_TD = self.model.embed([c.nothink, c.think_bos, c.think_eos, self.speaker(speaker), c.pad, c.bos])
+        return F.pad(marks_TD, (0, 0, HEAD, 0))
 
     @torch.inference_mode()
     def frames(self, codes_TG: Sequence[Sequence[int]], text_TD: torch.Tensor) -> torch.Tensor:
