@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from media import RATE, clip, picture, sound
+from omni_runtime.cards.qwen3_omni import qwen3_omni
+from omni_runtime.programs.omni import omni
 
 from omni_runtime import Runtime, WavWriter
-from omni_runtime.card import ModelCard
-from omni_runtime.find import made
 from omni_runtime.observe.loop_table import table
 from omni_runtime.observe.recorder import Recorder
-from omni_runtime.program import Program
 from omni_runtime.toy import write_toy_checkpoint
 
 SYSTEM = "You are Qwen, a virtual human. Answer briefly, in words that can be spoken."
@@ -74,14 +73,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--outputs", choices=("both", "text", "audio"), default="both")
     parser.add_argument("--speaker", help="whose voice; the checkpoint's first by default")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-frames", type=int, default=2000, help="of sound, 12.5 a second with the published model")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--requests", type=int, default=1, help="so many of the same at once, with seeds one after the other")
     parser.add_argument("--executor", choices=("thread", "process"), default="thread")
     parser.add_argument("--stream", action="store_true", help="show text and sound as they come")
     parser.add_argument("--stats", action="store_true", help="afterwards, what every loop did")
     parser.add_argument("--out", type=Path, default=Path("output"))
-    parser.add_argument("--card", default="qwen3-omni", help=argparse.SUPPRESS)
-    parser.add_argument("--program", default="omni", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -119,17 +117,16 @@ def main() -> None:
         checkpoint = args.checkpoint
         if checkpoint is None:
             checkpoint = f"{kept}/qwen3_omni"
-            print(write_toy_checkpoint("qwen3-omni", Path(checkpoint)))
-        card = made(args.card, ModelCard, checkpoint)
-        program = made(args.program, Program, card)
+            print(write_toy_checkpoint("qwen3-omni", Path(checkpoint), seed=1))
+        card = qwen3_omni(checkpoint)
+        program = omni(card)
         given: dict[str, Any] = {"messages": messages(args), "use_audio_in_video": args.use_audio_in_video}
-        if program.spec("think").kind == "ar_decode":
-            given["think"] = {"max_tokens": args.max_tokens}
-        if args.speaker:
-            given["speaker"] = args.speaker
+        given["think"] = {"max_tokens": args.max_tokens}
+        if "talk" in program.nodes:
+            given["talk"] = {"max_frames": args.max_frames} | ({"speaker": args.speaker} if args.speaker else {})
         outputs = ("text", "audio") if args.outputs == "both" else (args.outputs,)
         recorder = Recorder()
-        with Runtime(list(program.cards.values()), observers=[recorder], executor=args.executor) as runtime:
+        with Runtime([card], observers=[recorder], executor=args.executor) as runtime:
             began = time.perf_counter()
             handles = [runtime.submit(program, outputs=outputs, seed=args.seed + i, **given) for i in range(args.requests)]
             follow(handles[0], args, began)

@@ -107,7 +107,9 @@ def answer(name: str) -> Answer:
     asked, made = ASKED[name], prepared(name)
     ids = torch.tensor([made["tokens"]])
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_audio_in_video": asked.mixed}
-    kinds = [part["type"] for turn in asked.messages if isinstance(turn, dict) for part in turn["content"] if isinstance(part, dict)]
+    kinds = [
+        part["type"] for turn in asked.messages if isinstance(turn, dict) for part in turn["content"] if isinstance(part, dict)
+    ]
     kinds = [kind for kind in kinds if kind in ("image", "video")]
     for kind, pixels, grid in (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw")):
         mine = [torch.tensor(np.asarray(p)) for p, k in zip(made["pictures"], kinds, strict=True) if k == kind]

@@ -20,7 +20,10 @@ import omni_stub  # noqa: E402
 from test_cli import omni  # noqa: E402
 
 from omni_runtime import Runtime  # noqa: E402
-from omni_runtime.errors import MissingExtra, RequestError, RequestFailed  # noqa: E402
+from omni_runtime.card import ModelCard  # noqa: E402
+from omni_runtime.errors import MissingExtra, OmniError, RequestError, RequestFailed  # noqa: E402
+from omni_runtime.find import made  # noqa: E402
+from omni_runtime.program import Program  # noqa: E402
 from omni_runtime.toy import write_toy_checkpoint  # noqa: E402
 from omni_runtime.weights.toy_qwen3_omni import write_toy_omni  # noqa: E402
 
@@ -113,11 +116,23 @@ def test_the_command_line(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_toy_command(tmp_path: Path) -> None:
-    made = omni("toy", "qwen3-omni", "x", cwd=tmp_path)
-    assert made.returncode == 0 and "qwen3_omni" in made.stdout, made.stderr
+    written = omni("toy", "qwen3-omni", "x", cwd=tmp_path)
+    assert written.returncode == 0 and "qwen3_omni" in written.stdout, written.stderr
     assert (tmp_path / "x" / "preprocessor_config.json").is_file()
-    refused = omni("run", "hi", "--image", "a.png", "--card", "nothing", "--checkpoint", "x", cwd=tmp_path)
-    assert refused.returncode == 1 and "unknown card or program 'nothing'" in refused.stderr
+    Image.fromarray(PICTURE).save(tmp_path / "a.png")
+    asked = ("--checkpoint", "x", "--image", "a.png", "--speaker", "chelsie", "--max-tokens", "4", "--seed", "1")
+    found = omni("run", "What is it?", *asked, "--speak", "o.wav", "--json", cwd=tmp_path)  # its folder says what it is
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout)
+    assert said["usage"]["think"]["completion_tokens"] <= 4 and said["units"]["see"] == 1 and said["units"]["hear"] == 0
+    with wave.open(str(tmp_path / "o.wav")) as file:
+        assert file.getnframes() == round(said["audio"]["seconds"] * 24_000)
+    with pytest.raises(OmniError, match="unknown card or program 'nothing'"):
+        made("nothing", ModelCard, "x")
+    with pytest.raises(OmniError, match="a Program is needed"):
+        made("qwen3-omni", Program, str(tmp_path / "x"))
+    with pytest.raises(OmniError, match="unexpected|positional"):
+        made("qwen3-omni", ModelCard, 1, 2, 3)
     with pytest.raises(RequestError, match="x is there already"):
         write_toy_checkpoint("qwen3-omni", tmp_path / "x")
     with pytest.raises(RequestError, match="did you mean 'qwen"):
