@@ -131,7 +131,7 @@ def test_the_toy_command(tmp_path: Path) -> None:
         made("nothing", ModelCard, "x")
     with pytest.raises(OmniError, match="a Program is needed"):
         made("qwen3-omni", Program, str(tmp_path / "x"))
-    with pytest.raises(OmniError, match="unexpected|positional"):
+    with pytest.raises(OmniError, match="positional"):
         made("qwen3-omni", ModelCard, 1, 2, 3)
     with pytest.raises(RequestError, match="x is there already"):
         write_toy_checkpoint("qwen3-omni", tmp_path / "x")
