@@ -42,6 +42,7 @@ def say(text: str) -> dict[str, Any]:
 IMAGE = {"type": "image", "image": picture(17, 30)}
 AUDIO = {"type": "audio", "audio": sound(13_000), "rate": 16_000}
 VIDEO = {"type": "video", "video": picture(24, 17, 6), "fps": 2.0, "look_fps": 2}  # 1 s a step
+SECOND = AUDIO | {"audio": sound(16_000)}  # as long as that of the clip: the reference pads, and lets it change what it hears
 LOUD = VIDEO | {"audio": sound(16_000), "rate": 16_000}
 
 
@@ -75,7 +76,7 @@ ASKED = {
     "audio": Asked(user(say("Listen: "), AUDIO), 6, 11, "Chelsie"),
     "video": Asked(user(VIDEO, say("And?")), 9, 8),
     "mixed": Asked(user(say("See "), IMAGE, say(" and "), IMAGE, AUDIO, VIDEO, say("all.")), 8, 9),
-    "loud": Asked(user(IMAGE, LOUD, AUDIO, say("Together.")), 7, 8, mixed=True),
+    "loud": Asked(user(IMAGE, LOUD, SECOND, say("Together.")), 7, 8, mixed=True),
     "short": Asked("Say one word.", 2, 6),
 }
 
@@ -107,7 +108,9 @@ def answer(name: str) -> Answer:
     asked, made = ASKED[name], prepared(name)
     ids = torch.tensor([made["tokens"]])
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_audio_in_video": asked.mixed}
-    kinds = [part["type"] for turn in asked.messages if isinstance(turn, dict) for part in turn["content"] if isinstance(part, dict)]
+    kinds = [
+        part["type"] for turn in asked.messages if isinstance(turn, dict) for part in turn["content"] if isinstance(part, dict)
+    ]
     kinds = [kind for kind in kinds if kind in ("image", "video")]
     for kind, pixels, grid in (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw")):
         mine = [torch.tensor(np.asarray(p)) for p, k in zip(made["pictures"], kinds, strict=True) if k == kind]
