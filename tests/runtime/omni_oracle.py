@@ -42,6 +42,7 @@ def say(text: str) -> dict[str, Any]:
 IMAGE = {"type": "image", "image": picture(17, 30)}
 AUDIO = {"type": "audio", "audio": sound(13_000), "rate": 16_000}
 VIDEO = {"type": "video", "video": picture(24, 17, 6), "fps": 2.0, "look_fps": 2}  # 1 s a step
+SECOND = AUDIO | {"audio": sound(16_000)}  # as long as that of the clip: the reference pads, and lets it change what it hears
 LOUD = VIDEO | {"audio": sound(16_000), "rate": 16_000}
 
 
@@ -75,7 +76,7 @@ ASKED = {
     "audio": Asked(user(say("Listen: "), AUDIO), 6, 11, "Chelsie"),
     "video": Asked(user(VIDEO, say("And?")), 9, 8),
     "mixed": Asked(user(say("See "), IMAGE, say(" and "), IMAGE, AUDIO, VIDEO, say("all.")), 8, 9),
-    "loud": Asked(user(IMAGE, LOUD, AUDIO, say("Together.")), 7, 8, mixed=True),
+    "loud": Asked(user(IMAGE, LOUD, SECOND, say("Together.")), 7, 8, mixed=True),
     "short": Asked("Say one word.", 2, 6),
 }
 
