@@ -112,7 +112,10 @@ class Prepare:
             return [None, 0.0]
         c = self.config
         placed = place(ids, c.tokens, media, c.vision.merge, c.positions_a_second, together)
-        return [placed.position_3N, placed.next - len(ids)]
+        shift = placed.next - len(ids)
+        if not shift and (placed.position_3N == np.arange(len(ids), dtype=np.float32)).all():  # sound counts on like text
+            return [None, 0.0]
+        return [placed.position_3N, shift]
 
     def _check_length(self, tokens: int) -> None:
         most = self.config.thinker.positions

@@ -165,7 +165,7 @@ class Talk:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_random_conversations(together: bool) -> None:
-    kinds = 0
+    kinds = counting = 0
     for seed in range(30):
         talk = Talk(seed, together)
         found, ours = talk.expected(), prepared(talk.messages, use_audio_in_video=together)
@@ -190,19 +190,18 @@ def test_random_conversations(together: bool) -> None:
         own = [ids[i] for i in user_turns(ids, folder().config.tokens)]
         ((parts, talker_positions, talker_shift),) = ours["turns"]
         for place, shift, told, those in ((*ours["positions"][0], True, ids), (talker_positions, talker_shift, False, own)):
-            if place is None:
-                assert not ours["insets"] and shift == 0.0
-                continue
             positions, delta = talk.positions(those, found, told)
-            assert torch.equal(torch.from_numpy(place), positions.float()), seed
+            ours_3N = np.broadcast_to(np.arange(len(those), dtype=np.float32), (3, len(those))) if place is None else place
+            assert torch.equal(torch.tensor(ours_3N), positions.float()), seed
             assert shift == pytest.approx(delta, abs=1e-3)
+            counting += place is None and bool(ours["sounds"])
         spelt: list[int] = []
         for piece in parts:
             at, count = ours["insets"][piece][:2] if isinstance(piece, int) else (0, 0)
             spelt += ids[at : at + count] if isinstance(piece, int) else piece
         assert spelt == own
         kinds += bool(talk.images) and bool(talk.clips) and bool(talk.sounds)
-    assert kinds >= 3
+    assert kinds >= 3 and counting >= 1
 
 
 def test_text_has_the_prompt_it_had() -> None:
