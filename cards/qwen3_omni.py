@@ -25,7 +25,6 @@ from omni_runtime.weights.qwen3_omni_config import read_omni_config
 from omni_runtime.weights.qwen3_omni_parts import OmniConfig
 
 SAMPLE_RATE = 24_000
-VECTORS = 2048  # of a sound or picture, as a share of a batch: what a minute of sound comes to
 SPEAK = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05}  # what the makers draw first codes with
 
 # Sizes of Qwen3-Omni-30B-A3B, to draw and simulate it without a checkpoint.
@@ -95,10 +94,12 @@ def _experts(checkpoint: str, config: OmniConfig | None) -> dict[str, ExpertSpec
 
 
 def _loops(checkpoint: str | None, config: OmniConfig | None) -> dict[str, Any]:
-    context, vocabulary, stop, defaults = CONTEXT, VOCABULARY, (END_OF_TURN,), dict[str, Any]()
+    context, vocabulary, defaults = CONTEXT, VOCABULARY, dict[str, Any]()
+    stop: tuple[int, ...] = (END_OF_TURN,)
     if config is not None:
         told = read_generation(Path(checkpoint or ""), (config.tokens.im_end,), config.thinker.vocab)
-        context, vocabulary, stop, defaults = config.thinker.positions, config.thinker.vocab, told.stop_tokens, told.defaults
+        context, vocabulary = config.thinker.positions, config.thinker.vocab
+        stop, defaults = told.stop_tokens, told.defaults
     voiced = config is None or config.talker is not None
     ports = {"text": Port(type="text"), "tokens": Port(type="token"), "logprobs": Port(type="logprob")}
     if voiced:
@@ -166,7 +167,8 @@ def _voice_experts(checkpoint: str, config: OmniConfig | None) -> dict[str, Expe
 
 def _voice_loops(config: OmniConfig | None) -> dict[str, Any]:
     pad, begin, end = TTS_PAD, TTS_BOS, TTS_EOS
-    context, speakers, hop, lag, reach = CONTEXT, SPEAKERS, HOP, LAG, REACH
+    context, hop, lag, reach = CONTEXT, HOP, LAG, REACH
+    speakers: tuple[str, ...] = SPEAKERS
     if config is not None:
         if config.talker is None or config.vocoder is None:
             raise CheckpointError("talker_config, code2wav_config: both are needed for a voice")

@@ -56,8 +56,8 @@ def _row(row: Row) -> Row:
     if isinstance(p, ArStep):
         p = replace(p, tokens=(len(p.tokens),), draw=NOTHING)
     elif isinstance(p, TalkStep):
-        p = replace(p, turns=(len(p.turns),), opening=(len(p.opening),), frames=(), text=(len(p.text),), speaker="")
-        p = replace(p, draw=NOTHING, predict=NOTHING)
+        said = {"turns": (), "opening": (), "frames": (), "text": (len(p.text),), "draw": NOTHING, "predict": NOTHING}
+        p = replace(p, **said)
     elif isinstance(p, AudioStep):
         p = replace(p, frames=(len(p.frames),))
     elif isinstance(p, CallStep):
