@@ -10,11 +10,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from omni_runtime.cards.causal_lm import causal_lm
+from omni_runtime.card import ModelCard
 from omni_runtime.errors import RequestError
 from omni_runtime.executors.lineup import Kind
+from omni_runtime.find import card_of, made
 from omni_runtime.handle import Handle, Result, Sample
+from omni_runtime.media_files import check_decoders, read_source
+from omni_runtime.observe.loop_table import table
 from omni_runtime.observe.watch import Watch
+from omni_runtime.program import Program
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
 from omni_runtime.request import resolve
@@ -46,6 +50,20 @@ class Question(Struct, frozen=True):
     record: Path | None = None
     redact: bool = False
     checkpoint: Path | None = None
+    card: str | None = None  # that is made of the checkpoint; None: what its folder says
+    program: str | None = None  # that is made of the card; None: by what the card can do
+    images: tuple[Path, ...] = ()
+    audios: tuple[Path, ...] = ()
+    videos: tuple[Path, ...] = ()
+    use_audio_in_video: bool = False
+    speaker: str | None = None
+
+    @property
+    def content(self) -> str | list[dict[str, Any]]:
+        """Of the user's turn: what is looked at and listened to goes first, as in the makers' examples."""
+        kinds = (("image", self.images), ("audio", self.audios), ("video", self.videos))
+        parts: list[dict[str, Any]] = [{"type": kind, kind: str(path)} for kind, paths in kinds for path in paths]
+        return [*parts, {"type": "text", "text": self.text}] if parts else self.text
 
 
 def ask(question: Question) -> None:
@@ -58,32 +76,40 @@ def ask(question: Question) -> None:
         raise RequestError("the question is empty; ask something")
     if question.speak is not None and not question.speak.resolve().parent.is_dir():
         raise RequestError(f"{question.speak}: its folder does not exist; make it first")
-    mind = causal_lm(question.checkpoint) if question.checkpoint else None
+    program = _program(question)
     told = question.drawing.get("logprobs") is not None
     if told and (question.speak or not question.json):
         raise RequestError("logprobs: they are part of the JSON of a text; add --json, and leave --speak out")
     if question.samples > 1 and question.speak:
         raise RequestError(f"samples: one answer goes into a WAV file, not {question.samples}; leave --speak out")
     live = False if question.json else question.live
-    watch = Watch(question.timeline, question.trace, live, question.text[:60], question.record, question.redact)
-    program = speak(mind) if question.speak else chat(mind)
-    messages = [{"role": "system", "content": question.system}] if question.system is not None else []
-    messages.append({"role": "user", "content": question.text})
+    watch = Watch(
+        question.timeline, question.trace, live, question.text[:60], question.record, question.redact, stats=question.stats
+    )
+    turns: list[dict[str, Any]] = [{"role": "system", "content": question.system}] if question.system is not None else []
+    turns.append({"role": "user", "content": question.content})
     params: dict[str, Any] = {
         "max_tokens": question.max_tokens,
         "temperature": question.temperature,
         "top_p": question.top_p,
-        "stop": question.stop,
+        "stop": question.stop or None,
         **question.drawing,
     }
     params = {name: value for name, value in params.items() if value is not None}  # the card's defaults stand
+    if "talk" in program.nodes:  # it draws as well
+        params = {"think": params} if params else {}
+    if question.speaker is not None:
+        params["speaker"] = question.speaker
+    if question.use_audio_in_video:
+        params["use_audio_in_video"] = True
     if question.speed is not None:
         if not question.speak:
             raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
         params["speed"] = question.speed
     outputs = ("text", "audio") if question.speak else ("text", "tokens", "logprobs") if told else ("text",)
     asked: dict[str, Any] = {"outputs": outputs, "seed": question.seed, "n": question.samples}
-    resolve(0, program, 0, {"messages": messages, **params}, **asked)  # wrong options, before loading
+    checked = resolve(0, program, 0, {"messages": turns, **params}, read=read_source, **asked)[1]  # before loading
+    check_decoders(checked.inputs.values())
     began = time.perf_counter()
     note = sys.stderr.isatty() and not question.json
     if note:
@@ -94,7 +120,7 @@ def ask(question: Question) -> None:
         loaded = time.perf_counter() - began
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        handle = runtime.submit(program, messages=messages, **asked, **params)
+        handle = runtime.submit(program, messages=turns, **asked, **params)
         if question.stats:
             print(f"> {question.text}\n", flush=True)
         _follow(handle, question, watch)
@@ -103,6 +129,24 @@ def ask(question: Question) -> None:
         print(json.dumps(_as_json(result, question, loaded)))
     elif question.stats:
         print(_stats(result, question, loaded))
+        print("\n".join(["", *table(watch.recorder.record(), handle.id)]))
+
+
+def _program(question: Question) -> Program:
+    if question.card is None and question.program is None and question.checkpoint is None:
+        return speak() if question.speak else chat()
+    folder = () if question.checkpoint is None else (str(question.checkpoint),)
+    if question.card is not None:
+        mind = made(question.card, ModelCard, *folder)
+    elif question.checkpoint is not None:
+        mind = card_of(question.checkpoint)
+    else:
+        raise RequestError(f"program={question.program!r}: it needs a card; add --card NAME or --checkpoint FOLDER")
+    if question.program is not None:
+        return made(question.program, Program, mind)
+    if "prepare" in mind.loops:
+        return made("omni", Program, mind)
+    return speak(mind) if question.speak else chat(mind)
 
 
 def _follow(handle: Handle, question: Question, watch: Watch) -> None:
@@ -159,7 +203,7 @@ def seconds_of(result: Result) -> float:
 
 def _stats(result: Result, question: Question, loaded: float) -> str:
     times = result.timings
-    tokens = result.usage["think"]["completion_tokens"]
+    tokens = result.usage.get("think", {}).get("completion_tokens", 0)
     lines = ["", f"models loaded in      {loaded:6.2f} s"]
     if "text" in times.first:
         lines.append(f"time to first token   {times.first['text']:6.2f} s")

@@ -83,6 +83,7 @@ class Slot(Value):
     type: str
     mode: Literal["full", "stream"] = "full"
     optional: bool = False
+    media: tuple[Literal["image", "audio", "video"], ...] = ()  # of "messages": parts that it takes beside text
 
 
 class Port(Value):
@@ -118,7 +119,13 @@ class LoopSpec(Value):
 
 
 class ArDecode(LoopSpec):
-    """Autoregressive decoding of tokens."""
+    """Autoregressive decoding of tokens.
+
+    A model that takes media declares more slots, all `full`: "positions" (one item: an array [3, n] and a shift), "insets" (which
+    positions are which rows: `loops/media.py`) and one for each kind of tensors that insets name; and perhaps more ports: "inner"
+    (states at insets, a tensor for each part of one) and "spoken" (tokens of the answer that are fed to the model, or will be:
+    the one that ends it never is).
+    """
 
     kind: Literal["ar_decode"] = "ar_decode"
     op: str = "forward"
@@ -142,8 +149,43 @@ class ArDecode(LoopSpec):
         return True
 
 
+class Talk(LoopSpec):
+    """A talker: frames of codes for what a thinker says, one frame a step, each with a token of the text.
+
+    It begins with the turns of the user and an opening that ends with the first token; a talker that is ahead of the text waits.
+    """
+
+    kind: Literal["talk"] = "talk"
+    op: str = "talk"
+    reads: Mapping[str, Slot] = {
+        "prompt": Slot(type="token"),
+        "turns": Slot(type="turns"),
+        "insets": Slot(type="inset", optional=True),
+        "inner": Slot(type="inner", mode="stream", optional=True),
+        "text": Slot(type="token", mode="stream"),
+    }
+    ports: Mapping[str, Port] = {"codes": Port(type="frame")}
+    context: int = Field(ge=1)  # turns, opening and frames together
+    head: int = Field(default=3, ge=0)  # tokens of the prompt's end that the opening begins with: where the answer begins
+    opening: tuple[int, ...] = ()  # ids that follow them; the first token of the text comes after these
+    text_end: int = Field(ge=0)  # id that is spoken once where the text has ended
+    text_pad: int = Field(ge=0)  # and that from then on
+    speakers: tuple[str, ...] = Field(default=("",), min_length=1)  # the first is who speaks where a request does not say
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+    @property
+    def draws(self) -> bool:
+        return True
+
+
 class AudioDecode(LoopSpec):
-    """Frames of codes or features to samples, chunk by chunk, with carried state."""
+    """Frames of codes or features to samples, chunk by chunk, with carried state.
+
+    n frames make n · hop - lag samples, and sample s belongs to frame s // hop.
+    """
 
     kind: Literal["audio_decode"] = "audio_decode"
     op: str = "decode_audio"
@@ -153,6 +195,14 @@ class AudioDecode(LoopSpec):
     hop: int = Field(ge=1)  # samples a frame
     ahead: int = Field(default=0, ge=0)  # frames of look-ahead
     mark: int | None = None  # column of a frame that is not 0 where a segment ends: no look-ahead is needed past it
+    lag: int = Field(default=0, ge=0)  # samples that are whole only when the next frame is there
+    reach: int | None = Field(default=None, ge=0)  # frames before a frame that its samples depend on; None: all of its segment
+
+    @model_validator(mode="after")
+    def _one_frame_late(self) -> AudioDecode:
+        if self.lag > self.hop:
+            raise ValueError(f"lag: {self.lag} samples are more than the {self.hop} of a frame")
+        return self
 
 
 class FlowMatch(Value):
@@ -266,15 +316,20 @@ class OneShot(LoopSpec):
         return self
 
 
-SLOTS = {"ar_decode": {"prompt", "conditioning"}, "audio_decode": {"frames"}}  # what the loops of a kind can read
-NEEDED = {"ar_decode": "prompt", "audio_decode": "frames"}
+SLOTS = {  # what the loops of a kind can read
+    "ar_decode": {"prompt", "conditioning", "positions", "insets", "sound", "picture", "features"},
+    "talk": {"prompt", "turns", "insets", "inner", "text"},
+    "audio_decode": {"frames"},
+}
+NEEDED = {"ar_decode": ("prompt",), "talk": ("prompt", "turns", "text"), "audio_decode": ("frames",)}
 PORTS = {
-    "ar_decode": {"text", "tokens", "logprobs", "hidden"},
+    "ar_decode": {"text", "tokens", "logprobs", "hidden", "inner", "spoken"},
+    "talk": {"codes"},
     "audio_decode": {"samples"},
     "diffusion_denoise": {"latent", "progress", "preview"},
 }
 
-AnyLoop = Annotated[ArDecode | AudioDecode | DiffusionDenoise | Each | OneShot, Field(discriminator="kind")]
+AnyLoop = Annotated[ArDecode | Talk | AudioDecode | DiffusionDenoise | Each | OneShot, Field(discriminator="kind")]
 
 
 class ModelCard(Value):
@@ -307,10 +362,9 @@ class ModelCard(Value):
             for slot in loop.reads:
                 if slot not in SLOTS.get(loop.kind, loop.reads):
                     raise ValueError(f"loops.{name}.reads: " + unknown(f"slot of kind {loop.kind!r}", slot, SLOTS[loop.kind]))
-            if NEEDED.get(loop.kind, "") not in ("", *loop.reads):
-                raise ValueError(
-                    f"loops.{name}.reads: kind {loop.kind!r} needs slot {NEEDED[loop.kind]!r}, found {list(loop.reads)}"
-                )
+            for slot in NEEDED.get(loop.kind, ()):
+                if slot not in loop.reads:
+                    raise ValueError(f"loops.{name}.reads: kind {loop.kind!r} needs slot {slot!r}, found {list(loop.reads)}")
             for port in loop.ports:
                 if port not in PORTS.get(loop.kind, loop.ports):
                     raise ValueError(f"loops.{name}.ports: " + unknown(f"port of kind {loop.kind!r}", port, PORTS[loop.kind]))

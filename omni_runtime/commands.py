@@ -20,6 +20,7 @@ from omni_runtime.program import Program
 from omni_runtime.replay.command import replay as replay_log
 from omni_runtime.simulate.command import Scene
 from omni_runtime.simulate.command import simulate as simulate_scene
+from omni_runtime.toy import write_toy_checkpoint
 
 QUESTION = "What is the capital of France, and what is it famous for?"
 
@@ -99,6 +100,14 @@ def run(
     record: Annotated[Path | None, record_option] = None,
     redact: Annotated[bool, redact_option] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
+    card: Annotated[str | None, typer.Option(help="card of the checkpoint: qwen3-omni, or module:function")] = None,
+    program: Annotated[str | None, typer.Option(help="program of the card: omni, or module:function")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="a picture to look at; may be given several times")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(help="a sound to listen to; may be given several times")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="a clip to watch; may be given several times")] = None,
+    use_audio_in_video: Annotated[bool, typer.Option("--use-audio-in-video", help="listen to clips, too")] = False,
+    speaker: Annotated[str | None, typer.Option(help="whose voice answers")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="afterwards, what every loop did and how long it took")] = False,
 ) -> None:
     """Ask one question."""
     text = sys.stdin.read() if question == "-" else question
@@ -132,6 +141,14 @@ def run(
             record=record,
             redact=redact,
             checkpoint=checkpoint,
+            card=card,
+            program=program,
+            images=tuple(image or ()),
+            audios=tuple(audio or ()),
+            videos=tuple(video or ()),
+            use_audio_in_video=use_audio_in_video,
+            speaker=speaker,
+            stats=stats,
         )
     )
 
@@ -180,6 +197,16 @@ def paint(
             redact=redact,
         )
     )
+
+
+@cli.command()
+def toy(
+    kind: Annotated[str, typer.Argument(help="qwen3-omni, llama, qwen2, qwen3 or qwen3-moe")],
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    seed: Annotated[int, typer.Option(help="of the random weights", min=0)] = 0,
+) -> None:
+    """Write a tiny random checkpoint in the published layout, to try things with."""
+    typer.echo(write_toy_checkpoint(kind, folder, seed))
 
 
 @cli.command()

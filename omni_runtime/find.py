@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import OmniError, RequestError, unknown
 from omni_runtime.program import Program
 from omni_runtime.request import loop_params
+from omni_runtime.weights.json_file import read_json
+
+Made = TypeVar("Made", ModelCard, Program)
+FOLDERS = {"qwen3_omni_moe": "qwen3_omni"}  # model_type of a folder -> its card; all others are read as text models
+FOLDER = "give the folder that holds it"
 
 
 def find(name: str) -> ModelCard | Program:
@@ -27,17 +32,7 @@ def find(name: str) -> ModelCard | Program:
     Raises:
         OmniError: nothing has that name, or what has it is neither.
     """
-    where, _, attribute = name.partition(":")
-    shipped = {path.stem: kind for kind in ("cards", "programs") for path in _folder(kind).glob("[!_]*.py")}
-    found: Any
-    if name in shipped:
-        found = getattr(import_module(f"omni_runtime.{shipped[name]}.{name}"), name)
-    elif Path(name).is_dir():
-        found = import_module("omni_runtime.cards.causal_lm").causal_lm(name)
-    elif not attribute:
-        raise OmniError(unknown("card or program", name, shipped) + "; or give module:function, or a checkpoint folder")
-    else:
-        found = _attribute(where, attribute)
+    found = card_of(Path(name)) if ":" not in name and Path(name).is_dir() and name not in _shipped() else _named(name)
     if callable(found) and not isinstance(found, ModelCard | Program):
         try:
             found = found()
@@ -48,6 +43,52 @@ def find(name: str) -> ModelCard | Program:
     if not isinstance(found, ModelCard | Program):
         raise OmniError(f"{name} is a {type(found).__name__}, not a ModelCard or Program")
     return found
+
+
+def card_of(folder: Path) -> ModelCard:
+    """The card of a Hugging Face folder, by the kind of model that its config.json names.
+
+    Raises:
+        OmniError: it is no folder of a model that is known here.
+    """
+    kind = read_json(folder / "config.json", FOLDER).get("model_type") if folder.is_dir() else None
+    return made(FOLDERS.get(str(kind), "causal_lm"), ModelCard, str(folder))
+
+
+def made(name: str, kind: type[Made], *args: Any) -> Made:
+    """A card of a checkpoint, or a program of a card: what a name stands for, called with these arguments.
+
+    Args:
+        name: as for `find`; dashes count as underscores.
+        kind: ModelCard or Program.
+        args: for the function.
+
+    Raises:
+        OmniError: there is nothing of that name, or what it gives is of another kind.
+    """
+    found = _named(name if ":" in name else name.replace("-", "_"))
+    if callable(found) and not isinstance(found, ModelCard | Program):
+        try:
+            found = found(*args)
+        except TypeError as e:
+            raise OmniError(f"{name}: {e}") from None
+    if not isinstance(found, kind):
+        raise OmniError(f"{name} is a {type(found).__name__}, a {kind.__name__} is needed")
+    return found
+
+
+def _shipped() -> dict[str, str]:
+    return {path.stem: kind for kind in ("cards", "programs") for path in _folder(kind).glob("[!_]*.py")}
+
+
+def _named(name: str) -> Any:
+    where, _, attribute = name.partition(":")
+    shipped = _shipped()
+    if name in shipped:
+        return getattr(import_module(f"omni_runtime.{shipped[name]}.{name}"), name)
+    if not attribute:
+        raise OmniError(unknown("card or program", name, shipped) + "; or give module:function, or a checkpoint folder")
+    return _attribute(where, attribute)
 
 
 def _folder(kind: str) -> Path:

@@ -107,6 +107,7 @@ class Program:
             raise ProgramError(f"program {name!r}: two cards have the same name: {[c.name for c in cards]}")
         self.nodes: dict[str, Node] = {}
         self.outputs: dict[str, PortRef] = {}
+        self.missing: dict[str, str] = {}  # outputs that a program of this kind has and this one lacks -> why, and what to do
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._checked = False
 
@@ -161,6 +162,10 @@ class Program:
         self._check_output(name, port)
         self.outputs[name] = port
         self._changed()
+
+    def lacks(self, name: str, why: str) -> None:
+        """Says why an output is not there, to whoever asks for it."""
+        self.missing[name] = why
 
     def _changed(self) -> None:
         self._plans.clear()
@@ -294,6 +299,8 @@ class Program:
         if wanted not in self._plans:
             self.check()
             for name in wanted:
+                if name in self.missing:
+                    raise ProgramError(f"program {self.name!r} has no output {name!r}: {self.missing[name]}")
                 if name not in self.outputs:
                     raise ProgramError(f"program {self.name!r}: " + unknown("output", name, self.outputs))
             if not wanted or len(set(wanted)) < len(wanted):

@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model, field_validator, model_validator
 
-from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Value
+from omni_runtime.card import ArDecode, DiffusionDenoise, Each, LoopSpec, OneShot, Slot, Talk, Value
 from omni_runtime.errors import ProgramError, RequestError, unknown
+from omni_runtime.messages import Read, check_text, normal, refuse_files
 from omni_runtime.program import Plan, Program, Step
 from omni_runtime.work import Submit
 
 SEEDS = 2**63  # a seed is 0 .. SEEDS - 1
-MAX_TEXT = 1 << 19  # characters: turning more into tokens, only to find that they do not fit, takes seconds of everybody's time
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 
 
@@ -96,6 +96,44 @@ class ArParams(Params):
                 raise RequestError(f"{name}: token {highest} is not in the vocabulary of {vocabulary}")
 
 
+class PredictParams(Params):
+    """How a talker's codes after the first are drawn."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(default=0.8, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=50, ge=-1, le=1 << 31)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+
+
+class TalkParams(Params):
+    """How a talker's frames are drawn, who speaks, and when to end. Fields as in `ArParams`; penalties count first codes."""
+
+    max_frames: int | None = Field(default=None, ge=0)  # None: as many as the context and the memory hold
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1, le=1 << 31)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, allow_inf_nan=False)
+    predict: PredictParams = PredictParams()
+    speaker: str = ""  # "": the first of the card
+
+    @field_validator("predict", mode="before")
+    @classmethod
+    def _from_mapping(cls, given: Any) -> Any:
+        return PredictParams(**given) if isinstance(given, Mapping) else given
+
+    def fitted(self, spec: Talk) -> TalkParams:
+        """With a speaker of the card, in whatever case the name was written.
+
+        Raises:
+            RequestError: it has none of that name.
+        """
+        named = {name.lower(): name for name in spec.speakers}
+        if self.speaker and self.speaker.lower() not in named:
+            raise RequestError(f"speaker: {unknown('speaker', self.speaker, spec.speakers)}")
+        return self.model_copy(update={"speaker": named[self.speaker.lower()] if self.speaker else spec.speakers[0]})
+
+
 class AudioParams(Params):
     """Decoding of sound has no parameters."""
 
@@ -130,7 +168,12 @@ class DenoiseParams(Params):
         return self.model_copy(update=sides)
 
 
-PARAMS: dict[str, type[Params]] = {"ar_decode": ArParams, "audio_decode": AudioParams, "diffusion_denoise": DenoiseParams}
+PARAMS: dict[str, type[Params]] = {
+    "ar_decode": ArParams,
+    "talk": TalkParams,
+    "audio_decode": AudioParams,
+    "diffusion_denoise": DenoiseParams,
+}
 
 
 def params_model(spec: LoopSpec) -> type[Params]:
@@ -197,7 +240,8 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
     for key, value in given.items():
         takers = [name for name, model in models.items() if key in model.model_fields]
         if key in known:
-            inputs[key] = deepcopy(value) if isinstance(value, list | dict) else value  # the caller may go on editing it
+            shared = isinstance(value, list | dict) and "messages" not in known[key].split(", ")  # those are made anew
+            inputs[key] = deepcopy(value) if shared else value  # the caller may go on editing it
         elif key in program.nodes:
             if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
                 raise RequestError(f"{key}: parameters of a loop are a mapping from their names, not {value!r}")
@@ -230,6 +274,8 @@ def loop_params(spec: LoopSpec, given: Mapping[str, Any], where: str) -> Any:
         made: Any = params_model(spec)(**{**spec.defaults, **given})
         if isinstance(spec, DiffusionDenoise) and isinstance(made, DenoiseParams):
             made = made.fitted(spec)
+        if isinstance(spec, Talk) and isinstance(made, TalkParams):
+            made = made.fitted(spec)
         if isinstance(spec, ArDecode) and spec.vocabulary:
             made.check_ids(spec.vocabulary)
     except RequestError as e:
@@ -243,9 +289,7 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
         raise RequestError(f"one text is needed (for several pictures submit several requests), not {str(value)[:80]!r}")
     if kind == "text" and not isinstance(value, str):
         raise RequestError(f"a text is needed, not {str(value)[:80]!r}")
-    if kind == "messages":
-        check_messages(value)
-    elif isinstance(value, str):
+    if kind != "messages" and isinstance(value, str):  # messages were checked when they were made plain
         check_text(value)
     if kind != "token":
         return (value,)
@@ -255,47 +299,16 @@ def as_items(kind: str, value: Any) -> Sequence[Any]:
     return tokens
 
 
-def check_messages(messages: Any) -> None:
-    """A conversation is a text (one turn of the user), or a list of turns: a mapping of role and content each.
-
-    Raises:
-        RequestError: naming the turn.
-    """
-    if isinstance(messages, str):
-        check_text(messages)
-        return
-    if not isinstance(messages, list | tuple) or not messages:
-        raise RequestError(f"a text or a list of turns is needed, not {str(messages)[:80]!r}")
-    for at, turn in enumerate(messages):
-        if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
-            raise RequestError(f"[{at}]: a turn is a mapping of exactly 'role' and 'content', not {str(turn)[:80]!r}")
-        for key in ("role", "content"):
-            if not isinstance(turn[key], str):
-                raise RequestError(f"[{at}].{key}: a text is needed, not {str(turn[key])[:80]!r}")
-            check_text(turn[key])
-
-
-def check_text(text: str) -> None:
-    """Whether a text can be read at all.
-
-    Raises:
-        RequestError: it is longer than any model here could read, or it is no Unicode text.
-    """
-    if len(text) > MAX_TEXT:
-        raise RequestError(f"a text of {len(text)} characters; at most {MAX_TEXT} are taken, send it in parts")
-    try:
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise RequestError(f"character {e.start} is half of a surrogate pair ({text[e.start]!r}); send valid Unicode") from None
-
-
-def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any], /, **fields: Any) -> tuple[Request, Submit]:
+def resolve(
+    run: int, program: Program, fallback: int, given: Mapping[str, Any], /, read: Read = refuse_files, **fields: Any
+) -> tuple[Request, Submit]:
     """A submit's arguments as a checked message to the core.
 
     Args:
         run: the id, never used before.
         fallback: seed where the request names none.
         given: inputs and parameters, see `split`.
+        read: opens files that messages name.
         fields: fields of `Request`.
 
     Raises:
@@ -308,13 +321,20 @@ def resolve(run: int, program: Program, fallback: int, given: Mapping[str, Any],
     except ProgramError as e:  # the program is sound, so it is the choice of outputs
         raise RequestError(f"outputs: {e}") from None
     inputs, params = split(program, plan, given)
+    slots: dict[str, list[Slot]] = {}
     for step in plan.steps:
         for slot, edge, _ in step.reads:
             if not edge.port.node:
-                try:
-                    as_items(step.spec.reads[slot].type, inputs[edge.port.port])
-                except RequestError as e:
-                    raise RequestError(f"{edge.port.port}: {e}") from None
+                slots.setdefault(edge.port.port, []).append(step.spec.reads[slot])
+    for name, readers in slots.items():
+        try:
+            talked: list[set[str]] = [set(reader.media) for reader in readers if reader.type == "messages"]
+            if talked:
+                inputs[name] = normal(inputs[name], sorted(set.intersection(*talked)), read)
+            for reader in readers:
+                as_items(reader.type, inputs[name])
+        except RequestError as e:
+            raise RequestError(f"{name}{e}" if str(e).startswith("[") else f"{name}: {e}") from None
     chosen = min(fallback, SEEDS - request.n) if request.seed is None else request.seed
     if chosen + request.n > SEEDS:
         raise RequestError(f"seed: {chosen} + n - 1 must stay below {SEEDS}, since sample i has seed + i; n is {request.n}")

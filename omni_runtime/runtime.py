@@ -21,6 +21,7 @@ from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.executors.base import Executor
 from omni_runtime.executors.lineup import Kind, kind_named, lineup
 from omni_runtime.handle import MAX_TIMEOUT, Handle, OutputKind
+from omni_runtime.media_files import check_decoders, read_source
 from omni_runtime.program import Program
 from omni_runtime.replay.log import Recording, RecordLog, check_writable
 from omni_runtime.request import SEEDS, resolve
@@ -206,6 +207,7 @@ class Runtime:
         Raises:
             ProgramError: the program is wrong.
             RequestError: an argument is unknown, missing or out of range.
+            MissingExtra: a file in its messages needs a package that is not installed.
             EngineStopped: the runtime is closed.
 
         A request that can never fit, or that comes when too many are alive, is refused through its handle.
@@ -235,7 +237,9 @@ class Runtime:
             deadline_s=deadline_s,
             first_output_s=first_output_s,
             guarantee=guarantee,
+            read=read_source,
         )
+        check_decoders(submit.inputs.values())
         if self._tenants and request.tenant not in self._tenants:
             raise RequestError("tenant: " + unknown("tenant", request.tenant, self._tenants))
         kinds = {}

@@ -103,6 +103,16 @@ class Summary(Struct, frozen=True):
 # -- Payloads: what an op needs for one row. One type per kind of loop ---------------------------------------------------
 
 
+class Inset(Struct, frozen=True, array_like=True, gc=False):
+    """Positions at .. at+count of a sequence are rows first .. of a tensor, not ids. A clip mixed with its sound is several."""
+
+    at: int
+    count: int
+    vectors: TensorRef  # [N, D]
+    first: int = 0
+    features: TensorRef | None = None  # [L, N, D]: what is added after the first layers
+
+
 class ArStep(Struct, frozen=True, array_like=True, tag="ar"):
     """Positions start .. start+len(tokens) of a token sequence, and perhaps a draw after the last of them."""
 
@@ -112,6 +122,33 @@ class ArStep(Struct, frozen=True, array_like=True, tag="ar"):
     draw: Draw
     conditioning: tuple[TensorRef, ...] | None = None  # one row per position, added by the expert as its model says
     hidden: bool = False  # somebody reads port "hidden": keep one row per position
+    insets: tuple[Inset, ...] = ()  # those that overlap this step
+    inner: bool = False  # somebody reads port "inner": for each of them keep the states of its positions in this step, [n, D]
+    positions: Any = None  # float32 [3, n] of this step; None: start + i + shift
+    shift: float = 0.0  # what media added to all positions after them
+
+
+class TalkStep(Struct, frozen=True, array_like=True, tag="talk"):
+    """Positions start .. start+size of a talker, and perhaps a frame after the last of them.
+
+    First come the turns of the user, then an opening, then the frames so far, each with the token that is spoken with it. A step
+    brings what it covers of each.
+    """
+
+    start: int
+    size: int
+    before: int  # positions of all turns of the user: there the opening begins
+    turns: tuple[int, ...]  # ids of the thinker
+    inner: tuple[Inset, ...]  # of them, those in whose place the thinker's inner states stand
+    opening: tuple[int, ...]  # ids of the thinker
+    frames: tuple[tuple[int, ...], ...]
+    text: tuple[int, ...]  # ids of the thinker, one a frame
+    index: int  # which frame to draw; -1: none
+    draw: Draw  # of its first code
+    predict: Draw  # of the others
+    speaker: str
+    positions: Any = None  # as of an ArStep
+    shift: float = 0.0
 
 
 class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
@@ -157,15 +194,21 @@ class CallStep(Struct, frozen=True, array_like=True, tag="call"):
     params: dict[str, Any]
 
 
-Payload = ArStep | AudioStep | DenoiseStep | CallStep
+Payload = ArStep | TalkStep | AudioStep | DenoiseStep | CallStep
 
 
 def refs_of(payload: Payload) -> tuple[TensorRef, ...]:
     """The tensors that a payload names."""
     if type(payload) is ArStep:
-        return payload.conditioning or ()
+        return (payload.conditioning or ()) + _behind(payload.insets) if payload.insets else payload.conditioning or ()
+    if type(payload) is TalkStep:
+        return _behind(payload.inner)
     named = payload.conditioning if type(payload) is DenoiseStep else payload.tensors if type(payload) is CallStep else {}
     return tuple(ref for refs in named.values() for ref in refs)
+
+
+def _behind(insets: tuple[Inset, ...]) -> tuple[TensorRef, ...]:
+    return tuple(ref for inset in insets for ref in (inset.vectors, inset.features) if ref is not None)
 
 
 # -- Messages to an executor, answered strictly in order ----------------------------------------------------------------

@@ -28,12 +28,14 @@ from omni_runtime.work import (
     DenoiseStep,
     Drop,
     ExecutorUp,
+    Inset,
     Message,
     Release,
     Report,
     Row,
     RunBatch,
     StepResult,
+    TalkStep,
     TensorRef,
 )
 
@@ -47,6 +49,29 @@ Fake = Callable[[Row, Slots], StepResult]
 def mix(*values: Any) -> int:
     """A hash that is the same in every process."""
     return hash(tuple(v if isinstance(v, int) else zlib.crc32(repr(v).encode()) for v in values)) & MASK
+
+
+def prepared(seed: int) -> dict[str, list[Any]]:
+    """What a call makes of messages with media, by port: sounds of three rows each, some of them in two stretches."""
+    tokens = [mix(seed, "token", i) % VOCABULARY for i in range(mix(seed, "tokens") % 7 + 3)]
+    sounds = [mix(seed, "sound", i) % 1000 for i in range(mix(seed, "sounds") % 3)]
+    insets: list[list[Any]] = []
+    at = 1
+    for i, sound in enumerate(sounds):
+        first = sound % 2
+        if at + 3 - first <= len(tokens):
+            insets.append([at, 3 - first, "sound", i, first])
+            at += 3 - first + sound // 2 % 2
+    shift = len(insets) / 2.0
+    positions = np.arange(len(tokens)) * np.ones((3, 1)) * 1.5 if insets else None
+    parts: list[Any] = [tokens[1:2], *range(len(insets)), tokens[2:4]]
+    return {
+        "tokens": tokens,
+        "sounds": sounds,
+        "insets": insets,
+        "positions": [[None if positions is None else positions.astype(np.float32), shift]],
+        "turns": [[parts, None, -shift]],
+    }
 
 
 class Cost(Struct, frozen=True):
@@ -200,6 +225,8 @@ class SimulatedExecutor:
         payload = row.payload
         if isinstance(payload, ArStep):
             return self._forward(spec, row, payload, memory)
+        if isinstance(payload, TalkStep):
+            return self._talk(spec, payload, memory)
         if isinstance(payload, AudioStep):
             return self._decode_audio(spec, payload, memory)
         if isinstance(payload, DenoiseStep):
@@ -218,14 +245,17 @@ class SimulatedExecutor:
         if not memory.table:  # the expert keeps no pool here: blocks of its own
             memory.pool = {}
         last = memory[p.start - 1] if p.start else 11
+        rows = self._rows(p.insets)
         hidden = []
         for at, token in enumerate(p.tokens, p.start):
-            last = mix(last, token, given[at - p.start] if at - p.start < len(given) else 7)
+            last = mix(last, rows.get(at, token), given[at - p.start] if at - p.start < len(given) else 7, *_place(p, at))
             memory[at] = last
             if p.hidden:
                 hidden.append(self._keep(row, "hidden", at, last))
         memory.length = p.start + len(p.tokens)
         tensors = {"hidden": tuple(hidden)} if p.hidden else {}
+        if p.inner:
+            tensors["inner"] = tuple(self._inner(row, p, inset, memory) for inset in p.insets)
         if p.index < 0:
             return StepResult(tensors=tensors)
         drawn = mix(last, p.draw.seed, p.draw.node, p.index)
@@ -238,7 +268,36 @@ class SimulatedExecutor:
             told = TokenLogprob(token, -drawn / MASK, tuple((1000 + i, -float(i)) for i in range(p.draw.logprobs)))
         return StepResult(token, piece, {}, tensors, told)
 
+    def _rows(self, insets: tuple[Inset, ...]) -> dict[int, int]:
+        """What stands at each position in place of an id."""
+        return {i.at + n: int(self.slots.read(i.vectors)[i.first + n]) for i in insets for n in range(i.count)}
+
+    def _inner(self, row: Row, p: ArStep, inset: Inset, memory: Memory) -> TensorRef:
+        low, high = max(inset.at, p.start), min(inset.at + inset.count, p.start + len(p.tokens))
+        assert low < high, f"{inset} is not in {p.start}..{p.start + len(p.tokens)}"
+        return self.slots.keep(row, "inner", low, np.array([mix(memory[at], "inner") for at in range(low, high)], np.int64))
+
+    def _talk(self, spec: Any, p: TalkStep, memory: Memory) -> StepResult:
+        assert p.start <= memory.length, f"a gap: starts at {p.start}, {memory.length} positions are cached"
+        assert len(p.frames) == len(p.text) and len(p.turns) + len(p.opening) + len(p.frames) == p.size
+        last = memory[p.start - 1] if p.start else 11
+        rows = self._rows(p.inner)
+        given: list[tuple[Any, ...]] = [(rows.get(at, token),) for at, token in enumerate(p.turns, p.start)]
+        given += [(token, p.speaker) for token in p.opening]
+        given += [(*frame, token) for frame, token in zip(p.frames, p.text, strict=True)]
+        for at, values in enumerate(given, p.start):
+            last = memory[at] = mix(last, *values, *_place(p, at))
+        memory.length = p.start + p.size
+        if p.index < 0:
+            return StepResult()
+        drawn = mix(last, p.draw.seed, p.draw.node, p.index, p.predict.temperature)
+        if self.stops and drawn % self.stops == 0:
+            return StepResult(items={"codes": []})
+        return StepResult(items={"codes": [(drawn % 1000, *[drawn // 1000 % 4 // 3] * self.marks)]})
+
     def _decode_audio(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
+        if spec.reach is not None:
+            return self._decode_waves(spec, p, memory)
         state = (p.start, 5) if p.fresh else memory.state
         assert state[0] == p.start, f"chunks out of order: {p.start} after {state[0]}"
         fold, samples = state[1], []
@@ -259,6 +318,20 @@ class SimulatedExecutor:
         memory.after = (p.start + p.size, fold)
         return StepResult(items={"samples": np.array(samples, np.float32)})
 
+    def _decode_waves(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
+        """Samples depend on `reach` frames before theirs, and the last `lag` ones of a frame on the next one too."""
+        at, seen = (p.start, ()) if p.fresh else memory.state
+        assert at == p.start, f"chunks out of order: {p.start} after {at}"
+        samples = []
+        for frame in p.frames[: p.size]:
+            value = mix(repr(frame))
+            late = range(spec.hop - spec.lag, spec.hop) if seen else ()
+            samples += [mix(*seen, value, i) for i in late]
+            seen = (*seen, value)[-spec.reach - 1 :]
+            samples += [mix(*seen, i) for i in range(spec.hop - spec.lag)]
+        memory.after = (p.start + p.size, seen)
+        return StepResult(items={"samples": np.array([x % 2001 / 1000 - 1 for x in samples], np.float32)})
+
     def _denoise(self, row: Row, p: DenoiseStep, memory: Memory) -> StepResult:
         if p.latent is not None:
             step, latent = p.step, int(p.latent[0])
@@ -278,9 +351,14 @@ class SimulatedExecutor:
         seed = mix(p.index, *values, *(p.params[k] for k in sorted(p.params)))
         items: dict[str, Any] = {}
         tensors: dict[str, tuple[TensorRef, ...]] = {}
+        if "insets" in spec.ports:
+            return StepResult(items={port: items for port, items in prepared(seed).items() if port in spec.ports})
         for port, kind in spec.ports.items():
             value = mix(seed, port)
-            if kind.device:
+            if kind.type == "vectors":
+                rows = np.array([mix(value, i) for i in range(3)], np.int64)
+                tensors[port] = (self.slots.keep(row, port, p.index, rows),)
+            elif kind.device:
                 tensors[port] = (self._keep(row, port, p.index, value),)
             elif kind.type == "token":
                 items[port] = [mix(value, i) % VOCABULARY for i in range(value % 7 + 1)]
@@ -295,3 +373,10 @@ class SimulatedExecutor:
             else:
                 items[port] = [value]
         return StepResult(items=items, tensors=tensors)
+
+
+def _place(p: ArStep | TalkStep, at: int) -> tuple[float, ...]:
+    """Where a position stands, if not where it is."""
+    if p.positions is not None:
+        return (float(p.positions[0, at - p.start]),)
+    return (at + p.shift,) if p.shift else ()

@@ -1,25 +1,30 @@
-"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU: Llama, Qwen2, Qwen3, Qwen3-MoE.
+"""A decoder-only language model: grouped-query attention, rotary positions, RMSNorm, SwiGLU: Llama, Qwen2, Qwen3, Qwen3-MoE,
+and the decoders inside Qwen3-Omni.
 
 A call takes a ragged batch: spans of tokens of several sequences, prompts and single tokens mixed, one after the other along one
 axis, without padding. Linear layers see all tokens at once; attention runs span by span on the sequence's own contiguous cache,
 because gathering pages costs 3 to 4 times as much on a CPU.
 
+A span may bring what an omni model has in place of ids (`Given`): vectors, positions of three numbers, features for the first
+layers. Its neighbours are computed as if it were not there.
+
 Suffixes: T tokens of all spans, S positions of one sequence, D width, H query heads, K key-value heads, G = H/K, E head
-dimension, V vocabulary, R spans that draw, L layers, N tokens of one span.
+dimension, V vocabulary, R spans that draw, L layers, N tokens of one span, M of them that features are added to, 3 axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts.linear import Linear, linear
-from omni_runtime.experts.moe import Mlp, gated, mixture
+from omni_runtime.experts.moe import Mlp, gated, mixture, with_shared
 from omni_runtime.experts.rotary import Rotary
 from omni_runtime.kernels import add_rms_norm, rms_norm
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
@@ -71,13 +76,38 @@ class KVCache:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What a span brings beside or in place of token ids. Who makes it answers for its shapes."""
+
+    vectors_ND: torch.Tensor | None = None  # in place of the embeddings of the tokens, which may be empty then
+    positions_3N: torch.Tensor | None = None  # time, height, width; where a token stands in the cache is told by `start` as ever
+    rows: tuple[int, ...] = ()  # tokens of the span, rising, that `features_LMD` are added to
+    features_LMD: torch.Tensor | None = None  # after layer l: features_LMD[l] (DeepStack, Meng et al. 2024)
+
+
+@dataclass(frozen=True)
 class Span:
-    """Tokens at positions start .. start+len(tokens) of the sequence in `cache`; positions before must be there already."""
+    """Tokens at positions start .. start+count of the sequence in `cache`; positions before must be there already."""
 
     cache: KVCache
     start: int
     tokens: Sequence[int]
     draw: bool = False  # compute the logits after the last token
+    given: Given | None = None
+
+    @property
+    def count(self) -> int:
+        """Tokens, or vectors in place of them."""
+        vectors_ND = None if self.given is None else self.given.vectors_ND
+        return len(self.tokens) if vectors_ND is None else len(vectors_ND)
+
+
+class Ran(NamedTuple):
+    """What a pass gave."""
+
+    logits_RV: torch.Tensor  # of the spans that draw, in order
+    hidden_TD: torch.Tensor  # after the last norm
+    taps: dict[int, torch.Tensor]  # by layer, [T, D]: what it was fed by the one before, without that one's features
 
 
 @dataclass(frozen=True)
@@ -133,12 +163,20 @@ class DecoderLM:
             # An expert sees few rows of a batch, and all experts together are most of the model: one copy, as stored.
             names = [f"{at}.experts.{expert}" for expert in range(sparse.experts)]
             experts = [gated(fused(name, ("gate", "up"), how="plain"), fused(name, ("down",), how="plain")) for name in names]
-            return mixture(linear(take(f"{at}.gate.weight"), None, "plain"), experts, sparse.chosen, sparse.normalise)
+            routed = mixture(linear(take(f"{at}.gate.weight"), None, "plain"), experts, sparse.chosen, sparse.normalise)
+            if not sparse.shared:
+                return routed
+            shared = gated(
+                fused(f"{at}.shared_expert", ("gate", "up"), how="plain"), fused(f"{at}.shared_expert", ("down",), how="plain")
+            )
+            return with_shared(routed, shared, linear(take(f"{at}.shared_expert_gate.weight"), None, "plain"))
 
         with torch.inference_mode():
             self._embedding_VD = take("model.embed_tokens.weight")
             self._norm_D = take("model.norm.weight")
-            self._head = linear(self._embedding_VD if config.tied else take("lm_head.weight"), None, layout)
+            self._head = None
+            if config.head:
+                self._head = linear(self._embedding_VD if config.tied else take("lm_head.weight"), None, layout)
             self._layers = []
             for i in range(config.layers):
                 at = f"model.layers.{i}.self_attn"
@@ -166,17 +204,26 @@ class DecoderLM:
             AssertionError: it starts beyond what its cache holds: a bug of the caller.
         """
         assert 0 <= span.start <= span.cache.length, f"span starts at {span.start}, its cache holds {span.cache.length} positions"
-        if not span.tokens:
+        if not span.count:
             raise RequestError("tokens: at least one token needed")
-        if not 0 <= min(span.tokens) <= max(span.tokens) < self.config.vocab:
+        if span.tokens and not 0 <= min(span.tokens) <= max(span.tokens) < self.config.vocab:
             wrong = next(token for token in span.tokens if not 0 <= token < self.config.vocab)
             raise RequestError(f"tokens: {wrong} is not in the vocabulary of {self.config.vocab}")
-        if (stop := span.start + len(span.tokens)) > self.config.positions:
+        if (stop := span.start + span.count) > self.config.positions:
             raise RequestError(f"tokens: {stop} positions, the model takes {self.config.positions}; shorten the prompt")
 
-    @torch.inference_mode()
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """x_TD: what the first layer is fed for these ids. They must be of the vocabulary."""
+        return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self.device), self._embedding_VD)
+
     def forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Spans of different sequences together: (logits_RV of the spans that draw, in order; hidden_TD after the last norm).
+        """As `run`: (logits_RV, hidden_TD)."""
+        ran = self.run(spans)
+        return ran.logits_RV, ran.hidden_TD
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[Span], taps: Collection[int] = ()) -> Ran:
+        """Spans of different sequences together. `taps` names layers whose input is asked for; 0 is the embedding.
 
         Caches are written at the positions of their span and then end with it: running a span again is harmless, and a lower
         `start` forgets what came after. After an exception they hold the positions before `start`. For errors see `check`.
@@ -186,10 +233,17 @@ class DecoderLM:
         for span in spans:
             self.check(span)
         config = self.config
-        lengths = [len(span.tokens) for span in spans]
-        ids_T = torch.tensor([token for span in spans for token in span.tokens], device=self.device)
-        positions = [range(span.start, span.start + len(span.tokens)) for span in spans]
-        cos_T1E, sin_T1E = self._turn.tables([position for run in positions for position in run])
+        assert self._head is not None or not any(span.draw for span in spans), "this decoder has no head to draw with"
+        lengths = [span.count for span in spans]
+        positions = [range(span.start, span.start + n) for span, n in zip(spans, lengths, strict=True)]
+        plain = all(span.given is None for span in spans)
+        if plain:
+            x_TD = self.embed([token for span in spans for token in span.tokens])
+            cos_T1E, sin_T1E = self._turn.tables([position for run in positions for position in run])
+        else:
+            x_TD = torch.cat([self._vectors(span) for span in spans])
+            cos_T1E, sin_T1E = map(torch.cat, zip(*map(self._turned, spans), strict=True))
+        features = [] if plain else self._features(spans, lengths)
         for span, run in zip(spans, positions, strict=True):
             span.cache.length = span.start
             span.cache.reserve(run.stop)
@@ -197,16 +251,16 @@ class DecoderLM:
         reach = [(span.cache, run) for span, run in zip(spans, positions, strict=True)]
         written = list(zip(*(cache.views(run.start, run.stop) for cache, run in reach), strict=True))
         seen = list(zip(*(cache.views(0, run.stop) for cache, run in reach), strict=True))
-        attends = [self._attend(span.start, len(span.tokens)) for span in spans]
+        attends = [self._attend(span.start, n) for span, n in zip(spans, lengths, strict=True)]
         turned = config.heads + config.kv_heads
         # A decode row's attention is 10 µs of work, and waking a thread for it costs 50 where threads sleep between ops: eight
         # rows of 160 positions take 149 µs a layer on one thread, 613 on two (143 where idle threads spin instead).
         brief = self.device.type == "cpu" and all(n == 1 for n in lengths) and max(run.stop for run in positions) <= BRIEF
 
-        x_TD = F.embedding(ids_T, self._embedding_VD)
+        kept = {0: x_TD} if 0 in taps else {}
         h_TD = rms_norm(x_TD, self._layers[0].norm_D, config.eps)
         for i, layer in enumerate(self._layers):
-            qkv_THE = layer.qkv(h_TD).view(len(ids_T), turned + config.kv_heads, config.head_dim)
+            qkv_THE = layer.qkv(h_TD).view(len(x_TD), turned + config.kv_heads, config.head_dim)
             qk_THE = qkv_THE[:, :turned]
             if layer.q_norm_E is not None and layer.k_norm_E is not None:
                 q_THE, k_TKE = qk_THE[:, : config.heads], qk_THE[:, config.heads :]
@@ -226,11 +280,40 @@ class DecoderLM:
             delta_TD = layer.mlp(h_TD)
             after_D = self._layers[i + 1].norm_D if i + 1 < config.layers else self._norm_D
             h_TD, x_TD = add_rms_norm(delta_TD, x_TD, after_D, config.eps)
+            if i + 1 in taps:
+                kept[i + 1] = x_TD
+            if i < len(features):
+                rows_M, features_MD = features[i]
+                x_TD = x_TD.index_add(0, rows_M, features_MD)
+                h_TD = h_TD.index_copy(0, rows_M, rms_norm(x_TD[rows_M], after_D, config.eps))  # the other rows stay as they are
         ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
-        logits_RV = self._head(h_TD[ends]) if ends else h_TD.new_empty(0, config.vocab)
+        logits_RV = self._head(h_TD[ends]) if ends and self._head is not None else h_TD.new_empty(0, config.vocab)
         for cache, run in reach:
             cache.length = run.stop
-        return logits_RV, h_TD
+        return Ran(logits_RV, h_TD, kept)
+
+    def _vectors(self, span: Span) -> torch.Tensor:
+        given_ND = None if span.given is None else span.given.vectors_ND
+        return self.embed(span.tokens) if given_ND is None else given_ND.to(self.device, torch.float32)
+
+    def _turned(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+        given_3N = None if span.given is None else span.given.positions_3N
+        return self._turn.tables(range(span.start, span.start + span.count)) if given_3N is None else self._turn.turned(given_3N)
+
+    def _features(self, spans: Sequence[Span], lengths: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By layer: rows_M of the whole batch and what is added to them, [M, D]. Spans may bring different numbers of layers."""
+        found: list[tuple[list[int], list[torch.Tensor]]] = []
+        for end, length, span in zip(_running(lengths), lengths, spans, strict=True):
+            given = span.given
+            if given is None or given.features_LMD is None or not given.rows:
+                continue
+            rows = [end - length + row for row in given.rows]
+            for i, features_MD in enumerate(given.features_LMD.to(self.device, torch.float32)):
+                if i == len(found):
+                    found.append(([], []))
+                found[i][0].extend(rows)
+                found[i][1].append(features_MD)
+        return [(torch.tensor(rows, device=self.device), torch.cat(parts)) for rows, parts in found]
 
     def _attend(self, start: int, count: int) -> Attend:
         """Attention of one span. Query heads that share a key head are rows of one product where there is one position."""

@@ -62,3 +62,12 @@ def mixture(router: Linear, experts: Sequence[Mlp], chosen: int, normalise: bool
         return (back_PD.view(len(h_TD), chosen, -1) * weight_TC[..., None]).sum(1)
 
     return run
+
+
+def with_shared(routed: Mlp, shared: Mlp, gate: Linear) -> Mlp:
+    """routed(h) + sigmoid(gate(h)) · shared(h): an expert for every token, scaled by one number a token (Qwen2-MoE)."""
+
+    def run(h_TD: torch.Tensor) -> torch.Tensor:
+        return routed(h_TD) + gate(h_TD).sigmoid() * shared(h_TD)
+
+    return run

@@ -1,6 +1,6 @@
 """Rotary positions: tables of sines and cosines, and the ways to stretch them over longer contexts.
 
-Suffixes: T tokens, S positions, E head dimension, F = E/2 frequencies.
+Suffixes: T tokens, S positions, E head dimension, F = E/2 frequencies, 3 axes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import torch
 from omni_runtime.weights.decoder_config import DecoderConfig, RopeScaling
 
 
+def falling(head_dim: int, base: float) -> torch.Tensor:
+    """frequency_F = base^(-2i/E), radians a position (Su et al. 2021, section 3.2.2)."""
+    return 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+
+
 def frequencies(config: DecoderConfig) -> torch.Tensor:
-    """frequency_F, radians a position, falling: base^(-2i/E) (Su et al. 2021, section 3.2.2), scaled as the config says."""
-    exponent_F = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-    frequency_F = 1.0 / config.rope_theta**exponent_F
+    """frequency_F, scaled as the config says."""
+    frequency_F = falling(config.head_dim, config.rope_theta)
     return frequency_F if config.rope_scaling is None else scaled(frequency_F, config.rope_scaling)
 
 
@@ -30,12 +34,39 @@ def scaled(frequency_F: torch.Tensor, how: RopeScaling) -> torch.Tensor:
     return keep_F * frequency_F + (1.0 - keep_F) * frequency_F / how.factor
 
 
+def axis_of(sections: tuple[int, int, int]) -> torch.Tensor:
+    """axis_F, int64: which of the three numbers of a position turns each frequency: 0 time, 1 height, 2 width.
+
+    Interleaved M-RoPE (Qwen3-VL; Qwen3-Omni, section 2.4): time, height and width take turns, from the fastest frequency on,
+    until height and width have had their number of frequencies; time has the rest. So each axis sees fast and slow ones.
+    """
+    axis_F = torch.zeros(sum(sections), dtype=torch.int64)
+    for axis in (1, 2):
+        axis_F[axis : 3 * sections[axis] : 3] = axis
+    return axis_F
+
+
+def turn(x_THE: torch.Tensor, cos_T1E: torch.Tensor, sin_T1E: torch.Tensor) -> torch.Tensor:
+    """Each head turned by its token's angles: (a, b) becomes (a cos - b sin, b cos + a sin), a and b the halves of a head.
+
+    The first half of the sines is negated.
+    """
+    return (x_THE * cos_T1E).addcmul_(x_THE.roll(x_THE.shape[-1] // 2, -1), sin_T1E)
+
+
+def halves(angle_TF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos_T1E and sin_T1E, for `turn`."""
+    cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
+    return torch.cat([cos_TF, cos_TF], -1)[:, None], torch.cat([-sin_TF, sin_TF], -1)[:, None]
+
+
 class Rotary:
     """Tables of rotary position embedding (Su et al. 2021, equation 34), halves rather than pairs. They grow on demand."""
 
     def __init__(self, config: DecoderConfig, device: torch.device) -> None:
         self._device, self._limit = device, config.positions
         self._frequency = frequencies(config)
+        self._axis_F = None if config.rope_sections is None else axis_of(config.rope_sections)
         self._grow(min(1024, self._limit))
 
     def tables(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +76,13 @@ class Rotary:
         index_T = torch.tensor(positions, device=self._device)
         return self._cos_S1E[index_T], self._sin_S1E[index_T]
 
+    def turned(self, positions_3T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `tables`, of positions that have three numbers, which may be fractions."""
+        assert self._axis_F is not None, "positions of three numbers, for a decoder whose positions have one"
+        angle_TF = positions_3T.float().cpu()[self._axis_F].T * self._frequency
+        cos_T1E, sin_T1E = halves(angle_TF)
+        return cos_T1E.to(self._device), sin_T1E.to(self._device)
+
     def _grow(self, length: int) -> None:
-        angle = torch.arange(length).float()[:, None] * self._frequency
-        self._cos_S1E = torch.cat([angle.cos(), angle.cos()], -1)[:, None].to(self._device)
-        self._sin_S1E = torch.cat([-angle.sin(), angle.sin()], -1)[:, None].to(self._device)
+        cos_S1E, sin_S1E = halves(torch.arange(length).float()[:, None] * self._frequency)
+        self._cos_S1E, self._sin_S1E = cos_S1E.to(self._device), sin_S1E.to(self._device)

@@ -11,7 +11,7 @@ import torch
 
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts.base import Op
-from omni_runtime.experts.decoder import DecoderLM, KVCache, Span
+from omni_runtime.experts.decoder import DecoderLM, Given, KVCache, Span
 from omni_runtime.experts.edits import History, check_ids
 from omni_runtime.experts.sampling import draw, logprob
 from omni_runtime.experts.slots import Slots
@@ -19,7 +19,7 @@ from omni_runtime.weights import smollm2
 from omni_runtime.weights.folder import FolderWeights
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
 from omni_runtime.weights.llama import LlamaWeights
-from omni_runtime.work import ArStep, Row, StepResult
+from omni_runtime.work import ArStep, Row, StepResult, TensorRef
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class TextLM:
                 mine.cache.begin_as(other.cache, row.fork.length)
                 mine.history.begin_as(other.history, row.fork.length)
             held.append(mine)
-            spans.append(Span(mine.cache, step.start, step.tokens, draw=step.index >= 0))
-        logits_RV, hidden_TD = self.model.forward(spans)
+            spans.append(Span(mine.cache, step.start, step.tokens, step.index >= 0, self.given(row, step, slots)))
+        logits_RV, hidden_TD, taps = self.model.run(spans, self.taps_of(steps))
         for mine, step in zip(held, steps, strict=True):
             mine.history.write(step.start, step.tokens)
         drawing = iter(logits_RV)
@@ -93,8 +93,30 @@ class TextLM:
                 own = [hidden_D.clone() for hidden_D in hidden_TD[at : at + len(step.tokens)]]
                 refs = tuple(slots.keep(row, "hidden", step.start + i, hidden_D) for i, hidden_D in enumerate(own))
                 result.tensors = {"hidden": refs}
+            if step.inner:
+                result.tensors |= self.inner(row, step, taps, at, slots)
             at += len(step.tokens)
         return drawn
+
+    def taps_of(self, steps: Sequence[ArStep]) -> tuple[int, ...]:
+        """Layers whose input `inner` is to have."""
+        return ()
+
+    def given(self, row: Row, step: ArStep, slots: Slots) -> Given | None:
+        """What a step brings beside ids.
+
+        Raises:
+            RequestError: this model takes nothing else.
+        """
+        if step.insets or step.positions is not None or step.shift:
+            raise RequestError(f"loop {row.loop!r}: media are not supported by this expert")
+        return None
+
+    def inner(
+        self, row: Row, step: ArStep, taps: Mapping[int, torch.Tensor], at: int, slots: Slots
+    ) -> dict[str, tuple[TensorRef, ...]]:
+        """Tensors of states at the insets of a step whose tokens begin at `at` of the batch."""
+        return {}
 
     def _draw(self, logits_V: torch.Tensor, step: ArStep, held: _Held) -> StepResult:
         token = draw(logits_V, step.draw, step.index, held.history)

@@ -10,6 +10,7 @@ from omni_runtime.loops.audio_decode import AudioDecodeLoop
 from omni_runtime.loops.diffusion_denoise import DenoiseLoop
 from omni_runtime.loops.each import EachLoop
 from omni_runtime.loops.one_shot import OneShotLoop
+from omni_runtime.loops.talk import TalkLoop
 
 LOOPS: dict[str, Loop[Any]] = {
     "ar_decode": ArDecodeLoop(),
@@ -17,4 +18,5 @@ LOOPS: dict[str, Loop[Any]] = {
     "diffusion_denoise": DenoiseLoop(),
     "each": EachLoop(),
     "one_shot": OneShotLoop(),
+    "talk": TalkLoop(),
 }

@@ -8,6 +8,7 @@ from omni_runtime.channel import Reader
 from omni_runtime.draw import Draw, Edits
 from omni_runtime.errors import RequestTooLarge
 from omni_runtime.loop import DONE, Context
+from omni_runtime.loops import media
 from omni_runtime.loops.chain import chain
 from omni_runtime.loops.text import TextStream
 from omni_runtime.work import ArStep, Done, Push, StepResult, Summary, Wait, WorkUnit
@@ -26,12 +27,16 @@ class ArState:
         "draw",
         "finish",
         "hidden",
+        "inner",
         "kind",
         "least",
         "limit",
+        "media",
+        "parts",
         "prompt",
         "reused",
         "shown",
+        "spoken",
         "stop_tokens",
         "text",
         "tokens",
@@ -54,8 +59,13 @@ class ArState:
         self.least = params.min_tokens
         self.draw = _draw(ctx, self.stop_tokens)
         self.hidden = "hidden" in ctx.wants
-        # Positions that were copied give no hidden rows, and with conditioning the KV is not a function of the tokens.
-        self.chain = chain(tokens, ctx.block) if self.conditioning is None and not self.hidden else ()
+        self.media = media.read(ctx.readers, self.prompt) if len(ctx.readers) > 1 else None
+        self.inner = "inner" in ctx.wants and self.media is not None
+        self.parts = 0  # tensors pushed to port "inner"
+        self.spoken = "spoken" in ctx.wants
+        # Positions that were copied give no hidden rows, and with conditioning or media the KV is not a function of the tokens.
+        plain = self.conditioning is None and not self.hidden and self.media is None
+        self.chain = chain(tokens, ctx.block) if plain else ()
         self.reused = 0  # positions that were copied from another loop's KV
         self.told = 0  # positions that were cached when the KV was lost: all that they give is known
         self.wants_tokens = "tokens" in ctx.wants
@@ -105,7 +115,7 @@ class ArDecodeLoop:
         if s.finish:
             return DONE
         # A unit is all old or all new where rows are kept, so that none is made twice.
-        hi = (s.told if s.hidden and s.cached < s.told else len(s.tokens)) - s.cached
+        hi = (s.told if s.cached < s.told and (s.hidden or s.inner) else len(s.tokens)) - s.cached
         if s.conditioning is not None and not s.conditioning.ended:
             hi = min(hi, s.conditioning.available)  # a reader that is ahead waits, it never pads
             if hi == 0:
@@ -121,7 +131,21 @@ class ArDecodeLoop:
         draws = end == len(s.tokens)
         conditioning = None if s.conditioning is None else s.conditioning.peek(size)
         hidden = s.hidden and start >= s.told
-        return ArStep(start, tuple(s.tokens[start:end]), end - s.prompt if draws else -1, s.draw, conditioning, hidden)
+        index = end - s.prompt if draws else -1
+        if s.media is None:
+            return ArStep(start, tuple(s.tokens[start:end]), index, s.draw, conditioning, hidden)
+        return ArStep(
+            start,
+            tuple(s.tokens[start:end]),
+            index,
+            s.draw,
+            conditioning,
+            hidden,
+            s.media.overlapping(start, end),
+            s.inner and start >= s.told,
+            s.media.at(start, end),
+            s.media.shift,
+        )
 
     def advance(self, s: ArState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.cached
@@ -131,6 +155,9 @@ class ArDecodeLoop:
             s.conditioning.take(min(size, s.conditioning.available))
         if s.hidden and start >= s.told:
             pushes.append(Push("hidden", start, result.tensors["hidden"]))
+        if s.inner and start >= s.told and (parts := result.tensors.get("inner", ())):
+            pushes.append(Push("inner", s.parts, parts))
+            s.parts += len(parts)
         token = result.token
         if token < 0:
             return pushes
@@ -155,6 +182,8 @@ class ArDecodeLoop:
             if text and "text" in s.ctx.wants:
                 pushes.append(Push("text", s.shown, (text,)))
                 s.shown += 1
+        if s.spoken and not s.finish:  # so it will be fed
+            pushes.append(Push("spoken", count - 1, (token,)))
         return pushes
 
     def rebuild(self, s: ArState) -> None:

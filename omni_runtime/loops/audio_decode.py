@@ -63,21 +63,30 @@ class AudioDecodeLoop(Fixed):
         return AudioStep(s.frames.cursor, size, frames, last, s.draw, s.frames.cursor == s.origin)
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
-        start = s.frames.cursor * s.ctx.spec.hop
+        hop, lag = s.ctx.spec.hop, s.ctx.spec.lag
+        begins = s.frames.cursor == s.origin
+        start = s.frames.cursor * hop - (0 if begins else lag)
         samples = checked("samples", "samples", result.items["samples"])
-        if len(samples) != size * s.ctx.spec.hop:
-            raise ValueError(f"{s.ctx.loop}: {size} frames gave {len(samples)} samples, not {size} x {s.ctx.spec.hop}")
+        if len(samples) != size * hop - (lag if begins else 0):
+            less = f" - {lag}" if lag and begins else ""
+            raise ValueError(f"{s.ctx.loop}: {size} frames gave {len(samples)} samples, not {size} x {hop}{less}")
         s.frames.take(size)
         s.done = max(s.done, s.frames.cursor)
         return (Push("samples", start, samples),)
 
     def rebuild(self, s: AudioState) -> None:
-        """Back to the beginning of the segment: it can be decoded alone."""
-        at, mark = s.frames.cursor, s.ctx.spec.mark
+        """Back to the beginning of the segment: it can be decoded alone. Or so far that nothing before can be heard any more: the
+        next sample is `lag` before the next frame, so it may be of the frame before. What is wrong until then was pushed."""
+        at, mark, reach = s.frames.cursor, s.ctx.spec.mark, s.ctx.spec.reach
+        if reach is not None:
+            at = max(0, s.done - reach - bool(s.ctx.spec.lag))
+            s.frames.rewind(at)
+            s.origin = at
+            return
         while at and (mark is None or not s.frames.channel.items[at - 1][mark]):
             at -= 1
         s.frames.rewind(at)
         s.origin = at
 
     def finalize(self, s: AudioState) -> Summary:
-        return Summary("done", {"frames": s.done, "samples": s.done * s.ctx.spec.hop})
+        return Summary("done", {"frames": s.done, "samples": max(0, s.done * s.ctx.spec.hop - s.ctx.spec.lag)})

@@ -10,6 +10,7 @@ import numpy as np
 
 from omni_runtime.channel import Reader
 from omni_runtime.errors import ResultError
+from omni_runtime.messages import heft
 from omni_runtime.work import TensorRef
 
 
@@ -24,7 +25,7 @@ def weight(readers: Mapping[str, Reader], at: Mapping[str, int | None] = {}) -> 
             elif isinstance(item, TensorRef):
                 found += prod(item.shape)
             elif isinstance(item, list | tuple):
-                found += sum(len(str(turn.get("content", ""))) if isinstance(turn, Mapping) else 1 for turn in item)
+                found += sum(heft(turn.get("content", "")) if isinstance(turn, Mapping) else 1 for turn in item)
             else:
                 found += 1
     return max(1.0, found)

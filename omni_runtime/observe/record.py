@@ -86,6 +86,8 @@ class UnitFact(Struct, eq=False):
         if kind == "ar_decode":
             copied = f", {self.copied} positions copied" if self.copied else ""
             return (f"token {self.index}" if self.index >= 0 else f"prompt, {self.size} positions") + copied
+        if kind == "talk":
+            return f"frame {self.index}" if self.index >= 0 else f"{self.size} positions"
         if kind == "diffusion_denoise":
             return f"step {self.index + 1} of {self.goal}"
         if kind == "audio_decode":

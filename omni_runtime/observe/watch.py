@@ -26,6 +26,7 @@ class Watch:
         title: of the timeline.
         record: log of all that the core is fed, see `replay`.
         redact: with stand-ins for what is private in that log.
+        stats: somebody asks the recorder when all is done.
 
     Raises:
         RequestError: a file could not be written there.
@@ -39,6 +40,7 @@ class Watch:
         title: str = "omni_runtime",
         record: Path | None = None,
         redact: bool = False,
+        stats: bool = False,
     ) -> None:
         for path in (timeline, trace):
             if path is not None:
@@ -50,12 +52,12 @@ class Watch:
         self.recording = Recording(record, redact) if record is not None else None
         self.timeline, self.trace, self.title = timeline, trace, title
         self.live = sys.stdout.isatty() and live is not False and _rich(live is True)
-        self.recorder = Recorder()
+        self.recorder, self._stats = Recorder(), stats
 
     @property
     def observers(self) -> list[Observer]:
         """For the runtime; none when nobody looks."""
-        return [self.recorder] if self.live or self.timeline is not None or self.trace is not None else []
+        return [self.recorder] if self.live or self._stats or self.timeline is not None or self.trace is not None else []
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[str], object]]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from omni_runtime.orders import Fail, Instruction, Refuse
 from omni_runtime.replay.encode import Foreign, called
-from omni_runtime.work import ArStep, AudioStep, CallStep, Chunk, DenoiseStep, Draw, End, Row, RunBatch
+from omni_runtime.work import ArStep, AudioStep, CallStep, Chunk, DenoiseStep, Draw, End, Row, RunBatch, TalkStep
 
 ORDERS = frozenset(get_args(Instruction))
 NOTHING = Draw(0, 0)
@@ -55,6 +55,9 @@ def _row(row: Row) -> Row:
     p: Any = row.payload
     if isinstance(p, ArStep):
         p = replace(p, tokens=(len(p.tokens),), draw=NOTHING)
+    elif isinstance(p, TalkStep):
+        said = {"turns": (), "opening": (), "frames": (), "text": (len(p.text),), "draw": NOTHING, "predict": NOTHING}
+        p = replace(p, **said)
     elif isinstance(p, AudioStep):
         p = replace(p, frames=(len(p.frames),))
     elif isinstance(p, CallStep):

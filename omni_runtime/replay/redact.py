@@ -21,6 +21,7 @@ from omni_runtime.work import StepResult, Submit
 
 HIGH = 1 << 30  # every stand-in of a token id has this bit, and no vocabulary is so large
 BEGUN = b""
+PLANS = ("inset", "positions", "turns")  # see designs/0022-messages.md
 
 
 class _Run:
@@ -102,6 +103,8 @@ class Redactor:
             return np.array(found, np.int64) if isinstance(value, np.ndarray) else found
         if kind == "text" and isinstance(value, list | tuple):
             return [shaped(item) if isinstance(item, str) else hidden(item) for item in value]
+        if kind in PLANS:
+            return _plan(kind, value)
         if columns and isinstance(value, list | tuple):
             return [_frame(item, columns) for item in value]
         return hidden(value)
@@ -135,6 +138,19 @@ class Redactor:
         return found, state
 
 
+def _plan(kind: str, value: Any) -> Any:
+    """Where media stand and how long they are stays; of turns, ids go."""
+    if kind != "turns" or not isinstance(value, list | tuple):
+        return value
+    found = []
+    for item in value:
+        if isinstance(item, list | tuple) and item and isinstance(item[0], list | tuple):
+            parts = [part if isinstance(part, int) else hidden(part) for part in item[0]]
+            item = [parts, *item[1:]]
+        found.append(item)
+    return found
+
+
 def _frame(item: Any, columns: tuple[int, ...]) -> Any:
     if isinstance(item, list | tuple):
         return tuple(value if at in columns else 0 for at, value in enumerate(item))
@@ -157,8 +173,8 @@ def hidden(value: Any) -> Any:
         return bytes(len(value))
     if isinstance(value, bool | int | float | np.generic):
         return type(value)(0)
-    if isinstance(value, Mapping):  # a call weighs the text of a turn by what it would look like
-        return {key: "x" * len(str(item)) if key == "content" else hidden(item) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {key: hidden(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         made = [hidden(item) for item in value]
         return made if isinstance(value, list) else tuple(made)

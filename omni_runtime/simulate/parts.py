@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from omni_runtime.messages import heft
 from omni_runtime.program import Plan
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.simulate.prose import Prose
-from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, Row, StepResult, TensorRef
+from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, Row, StepResult, TalkStep, TensorRef
 
 TOKEN = 5  # ends no answer of a card here, so an answer is as long as the workload says
 FIRST = 1000  # id of a prompt's first token
 USUAL = {"token": 0.25, "text": 1.0, "frame": 5.0, "samples": 1.0}  # items of a call by character, where nothing was learned
+NO_MEDIA: dict[str, tuple[Any, ...]] = {"sound": (), "picture": (), "inset": (), "turns": (), "positions": ((None, 0.0),)}
+AFTER = 32  # a talker ends with a frame whose number is a multiple of this, once its text has ended
 ZERO = np.zeros(1, np.float32)
 NOTHING = StepResult()
 
@@ -61,11 +64,17 @@ class Part:
                 return StepResult(tensors={"hidden": refs})
             said = self.said[script.variant]
             return StepResult(TOKEN, said[payload.index % len(said)].piece, {}, {"hidden": refs})
+        if type(payload) is TalkStep:
+            if payload.index < 0:
+                return NOTHING
+            over = payload.text[-1:] == (self.spec.text_pad,) and payload.index % AFTER == AFTER - 1
+            return StepResult(items={"codes": [] if over else [(0,) * len(self.plain)]})
         if type(payload) is AudioStep:
-            found = self.cache.get(payload.size)
+            found = self.cache.get((payload.size, payload.fresh))
             if found is None:
-                silence = np.broadcast_to(ZERO, (payload.size * self.spec.hop,))  # a view: minutes of sound are 4 bytes
-                found = self.cache[payload.size] = StepResult(items={"samples": silence})
+                samples = payload.size * self.spec.hop - (self.spec.lag if payload.fresh else 0)
+                silence = np.broadcast_to(ZERO, (samples,))  # a view: minutes of sound are 4 bytes
+                found = self.cache[payload.size, payload.fresh] = StepResult(items={"samples": silence})
             return found
         if type(payload) is DenoiseStep:
             if not payload.keep:
@@ -95,6 +104,8 @@ class Part:
                 items[port] = np.broadcast_to(ZERO, (count,))
             elif kind.type == "frame":
                 items[port] = [self.plain] * (count - 1) + [self.last]
+            elif kind.type in NO_MEDIA:
+                items[port] = list(NO_MEDIA[kind.type])
             else:
                 items[port] = [0.0]
         return StepResult(items=items, tensors=tensors)
@@ -114,7 +125,7 @@ def weight(payload: CallStep) -> float:
             if isinstance(item, str):
                 found += len(item)
             elif isinstance(item, list | tuple):
-                found += sum(len(str(turn.get("content", ""))) if isinstance(turn, Mapping) else 1 for turn in item)
+                found += sum(heft(turn.get("content", "")) if isinstance(turn, Mapping) else 1 for turn in item)
             else:
                 found += 1
     for refs in payload.tensors.values():

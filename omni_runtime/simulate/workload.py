@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from omni_runtime.card import Value
 from omni_runtime.errors import RequestError
-from omni_runtime.request import MAX_TEXT
+from omni_runtime.messages import MAX_TEXT
 
 
 class Arrival(Value):

@@ -62,7 +62,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"it is no template: {error}") from error
 
-    def render(self, turns: Sequence[Mapping[str, str]]) -> str:
+    def render(self, turns: Sequence[Mapping[str, Any]]) -> str:
         """The text of a prompt, up to where the assistant speaks.
 
         Raises:

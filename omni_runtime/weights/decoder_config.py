@@ -31,6 +31,7 @@ class Sparse:
     ffn: int  # inner width of one expert
     normalise: bool  # the weights of the chosen sum to 1
     layers: frozenset[int]  # the layers that have one; the others have a dense MLP
+    shared: int = 0  # inner width of an expert that every token goes through beside its chosen ones; 0: there is none
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class DecoderConfig:
     mlp_bias: bool = False
     rope_scaling: RopeScaling | None = None
     sparse: Sparse | None = None
+    # Frequencies that turn with time, height and width, interleaved: see `rotary.axis_of`. None: a position is one number.
+    rope_sections: tuple[int, int, int] | None = None
+    head: bool = True  # False: no logits, hidden states are all it gives
 
     def __post_init__(self) -> None:
         for field in fields(self)[:10]:
@@ -69,6 +73,8 @@ class DecoderConfig:
             raise CardError(f"decoder: head_dim={self.head_dim} is odd, rotary positions turn pairs")
         if self.sparse and not 0 < self.sparse.chosen <= self.sparse.experts:
             raise CardError(f"decoder: {self.sparse.chosen} of {self.sparse.experts} experts cannot be chosen")
+        if self.rope_sections is not None and sum(self.rope_sections) != self.head_dim // 2:
+            raise CardError(f"decoder: rope_sections={self.rope_sections} share out {self.head_dim // 2} frequencies")
 
     @property
     def kv_bytes(self) -> int:
@@ -92,6 +98,10 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
         shapes |= _mlp_shapes("mlp", width, config.ffn, config.mlp_bias)
     else:
         shapes["mlp.gate.weight"] = (sparse.experts, width)
+        if sparse.shared:
+            shapes |= _mlp_shapes("mlp.shared_expert", width, sparse.shared, False) | {
+                "mlp.shared_expert_gate.weight": (1, width)
+            }
         for expert in range(sparse.experts):
             shapes |= _mlp_shapes(f"mlp.experts.{expert}", width, sparse.ffn, False)
     if config.qkv_bias:
@@ -118,7 +128,7 @@ def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor, as Hugging Face checkpoints of Llama, Qwen2, Qwen3 and Qwen3-MoE have them."""
     width = config.width
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, width), "model.norm.weight": (width,)}
-    if not config.tied:
+    if config.head and not config.tied:
         shapes["lm_head.weight"] = (config.vocab, width)
     for i in range(config.layers):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(config, i).items()}

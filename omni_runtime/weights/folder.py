@@ -16,6 +16,27 @@ from omni_runtime.weights.folder_config import read_config
 from omni_runtime.weights.tensor_files import EMBEDDING, HEAD, Entry, take_stock
 
 
+class OpenFiles:
+    """Safetensors files, mapped into memory when something is first read from them."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, Any] = {}
+
+    def read(self, name: str, entry: Entry) -> torch.Tensor:
+        """A tensor, in the type it is stored in.
+
+        Raises:
+            CheckpointError: the file cannot be read any more.
+        """
+        try:
+            if entry.path not in self._files:
+                self._files[entry.path] = safe_open(entry.path, framework="pt", device="cpu")
+            tensor: torch.Tensor = self._files[entry.path].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{entry.path}: tensor {name!r} cannot be read: {error}; fetch the file again") from None
+        return tensor
+
+
 class FolderWeights(Mapping[str, torch.Tensor]):
     """The tensors of a folder under the names of `parameter_shapes`, in the type they are stored in, read when asked for.
 
@@ -38,7 +59,7 @@ class FolderWeights(Mapping[str, torch.Tensor]):
         memory.check(folder, self.config, layout, max_bytes)
         stock = take_stock(folder, self.config)
         self._entries = stock.entries
-        self._files: dict[Path, Any] = {}
+        self._files = OpenFiles()
         notes = list(stock.notes)
         if stock.head is not None and not self._equal(stock.head, stock.entries[EMBEDDING]):
             notes.append(
@@ -53,13 +74,7 @@ class FolderWeights(Mapping[str, torch.Tensor]):
         return same and torch.equal(self._read(HEAD, head), self._read(EMBEDDING, embedding))
 
     def _read(self, name: str, entry: Entry) -> torch.Tensor:
-        try:
-            if entry.path not in self._files:
-                self._files[entry.path] = safe_open(entry.path, framework="pt", device="cpu")
-            tensor: torch.Tensor = self._files[entry.path].get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{entry.path}: tensor {name!r} cannot be read: {error}; fetch the file again") from None
-        return tensor
+        return self._files.read(name, entry)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._read(name, self._entries[name])

@@ -35,12 +35,12 @@ _OF = {
 }
 
 # Training, bookkeeping and what a caller of transformers gets back: none of it changes a logit of one forward pass in eval mode.
-_NOTES = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range"}
-_NOTES |= {"attention_dropout", "hidden_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"}
-_NOTES |= {"return_dict", "output_hidden_states", "output_attentions", "torchscript", "id2label", "label2id", "num_labels"}
-_NOTES |= {"problem_type", "task_specific_params", "finetuning_task", "tokenizer_class", "chunk_size_feed_forward"}
-_NOTES |= {"_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "transformers.js_config"}
-_NOTES |= {"is_llama_config", "unsloth_fixed", "unsloth_version", "model_max_length", "license", "use_bfloat16", "prefix"}
+NOTES = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range"}
+NOTES |= {"attention_dropout", "hidden_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"}
+NOTES |= {"return_dict", "output_hidden_states", "output_attentions", "torchscript", "id2label", "label2id", "num_labels"}
+NOTES |= {"problem_type", "task_specific_params", "finetuning_task", "tokenizer_class", "chunk_size_feed_forward"}
+NOTES |= {"_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "transformers.js_config"}
+NOTES |= {"is_llama_config", "unsloth_fixed", "unsloth_version", "model_max_length", "license", "use_bfloat16", "prefix"}
 
 _REFUSED = {
     "quantization_config": "quantised weights are not read; use a folder of float32, float16 or bfloat16 weights",
@@ -82,7 +82,7 @@ def read_config(folder: Path) -> FolderConfig:
         for key in sorted(_OF[name] - _OF[kind]):
             if key in f and f.values[key] is not False:
                 raise f.wrong(key, f"is a key of {other}, this is a {architecture}; take it out, or name the class it is of")
-    f.only(_COMPUTED | _NOTES | set(_NEUTRAL) | set().union(*_OF.values()), _REFUSED)
+    f.only(_COMPUTED | NOTES | set(_NEUTRAL) | set().union(*_OF.values()), _REFUSED)
     for key, neutral in _NEUTRAL.items():
         if key in f and f.values[key] != neutral:
             raise f.wrong(key, f"{f.values[key]!r} is not computed by this decoder, only {neutral!r} is")

@@ -1,13 +1,15 @@
 """The tokenizer and chat template of a Hugging Face folder.
 
-Read are tokenizer.json, the special tokens of tokenizer_config.json and special_tokens_map.json, and the template from
-chat_template.jinja or tokenizer_config.json. Byte-level BPE only, since there a token stands for the same bytes wherever it is.
+Read are tokenizer.json (or vocab.json and merges.txt), the special tokens of tokenizer_config.json and special_tokens_map.json,
+and the template from chat_template.jinja, chat_template.json or tokenizer_config.json. Byte-level BPE only, since there a token
+stands for the same bytes wherever it is.
 With SentencePiece-style decoders (Metaspace, byte fallback) it does not: a leading space goes at the start of a text, and a run
 of byte tokens that is no UTF-8 becomes one U+FFFD each, valid letters in it included. They are refused.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,35 +23,46 @@ from omni_runtime.weights.chat_template import ChatTemplate
 from omni_runtime.weights.folder_config import read_config
 from omni_runtime.weights.json_file import Fields, read_json
 from omni_runtime.weights.tokenizer import ChatTokenizer
+from omni_runtime.weights.vocab_files import MERGES, VOCAB, tokenizer_content
 
+PROCESSOR_TEMPLATE = "chat_template.json"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json")
+_STAMPED = (*_FILES, VOCAB, MERGES, PROCESSOR_TEMPLATE)
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _MAY_LACK = {"unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}  # nothing here ever writes them
 
 
-def folder_tokenizer(folder: Path) -> ChatTokenizer:
+def folder_tokenizer(folder: Path, vocab: int | None = None) -> ChatTokenizer:
     """The tokenizer of a folder, the same object for everybody who asks while its files stay as they are.
+
+    `vocab` is the vocabulary of the model; without it, config.json must be that of a decoder.
 
     Raises:
         CheckpointError: a file is missing, damaged or contradicts another, it is no byte-level BPE, there is no chat template, or
             the tokenizer has ids that the model of config.json does not have.
     """
     stamps = []
-    for name in _FILES:
+    for name in _STAMPED:
         path = folder / name
         stamps.append((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
-    return _open(folder, tuple(stamps))
+    return _open(folder, vocab, tuple(stamps))
 
 
 @lru_cache(maxsize=4)
-def _open(folder: Path, stamps: tuple[Any, ...]) -> ChatTokenizer:
-    vocab = read_config(folder).decoder.vocab
+def _open(folder: Path, asked: int | None, stamps: tuple[Any, ...]) -> ChatTokenizer:
+    vocab = read_config(folder).decoder.vocab if asked is None else asked
     path = folder / "tokenizer.json"
-    remedy = "a folder with tokenizer.json is needed; transformers' save_pretrained writes one"
-    f = Fields(path, read_json(path, remedy))
+    if path.exists() or not (folder / VOCAB).exists():
+        remedy = "a folder with tokenizer.json is needed; transformers' save_pretrained writes one"
+        f = Fields(path, read_json(path, remedy))
+        text = path.read_text(encoding="utf-8")
+    else:
+        path = folder / VOCAB
+        f = Fields(path, tokenizer_content(folder))
+        text = json.dumps(f.values)
     _check_kind(f)
-    whole, plain = _load(path), _load(path)
+    whole, plain = _load(path, text), _load(path, text)
     table: dict[str, int] = whole.get_vocab(with_added_tokens=True)
     config = _optional(folder / "tokenizer_config.json")
     added = {token.content: token.special for token in whole.get_added_tokens_decoder().values()}
@@ -84,9 +97,9 @@ def _open(folder: Path, stamps: tuple[Any, ...]) -> ChatTokenizer:
     return ChatTokenizer(whole, plain, control, pieces, stop, template)
 
 
-def _load(path: Path) -> Tokenizer:
+def _load(path: Path, text: str) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path} is no tokenizer: {error}; fetch the file again") from None
 
@@ -169,6 +182,9 @@ def _template(folder: Path, config: Fields) -> tuple[str, Path]:
             return path.read_text(encoding="utf-8"), path
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}; fetch the file again") from None
+    path = folder / PROCESSOR_TEMPLATE  # of the processor of a model with media; beside it the tokenizer's knows text only
+    if path.exists():
+        return Fields(path, read_json(path)).text("chat_template"), path
     found = config.values.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}

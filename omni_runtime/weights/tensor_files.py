@@ -68,22 +68,9 @@ def take_stock(folder: Path, config: DecoderConfig) -> Inventory:
         CheckpointError: no safetensors, a file or shard is missing or damaged, a tensor is missing, is in no shard or in two,
             has another shape than the configuration says, or is of a type that is no floating-point number.
     """
-    found = _entries(folder)
+    found = entries(folder)
     shapes = parameter_shapes(config)
-    for name, shape in shapes.items():
-        entry = found.get(name)
-        if entry is None:
-            raise CheckpointError(_missing(folder, name, sum(other not in found for other in shapes) - 1, found))
-        if entry.shape != shape:
-            raise CheckpointError(
-                f"{entry.path}: tensor {name!r} has shape {entry.shape}, config.json asks for {shape}; "
-                "one of the files is another model's"
-            )
-        if entry.dtype not in DTYPES:
-            raise CheckpointError(
-                f"{entry.path}: tensor {name!r} is of type {entry.dtype}, only {', '.join(DTYPES)} are read; "
-                "use the folder before quantisation"
-            )
+    check_entries(folder, found, shapes)
     head = found.get(HEAD) if config.tied else None
     others = sorted(
         name for name in found if name not in shapes and not _DERIVED.search(name) and not (config.tied and name == HEAD)
@@ -99,6 +86,28 @@ def take_stock(folder: Path, config: DecoderConfig) -> Inventory:
     return Inventory({name: found[name] for name in shapes}, head, notes)
 
 
+def check_entries(folder: Path, found: Mapping[str, Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Whether all these tensors are there, in their shapes and in a type that is read.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for name, shape in shapes.items():
+        entry = found.get(name)
+        if entry is None:
+            raise CheckpointError(_missing(folder, name, sum(other not in found for other in shapes) - 1, found))
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"{entry.path}: tensor {name!r} has shape {entry.shape}, config.json asks for {shape}; "
+                "one of the files is another model's"
+            )
+        if entry.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{entry.path}: tensor {name!r} is of type {entry.dtype}, only {', '.join(DTYPES)} are read; "
+                "use the folder before quantisation"
+            )
+
+
 def _missing(folder: Path, name: str, more: int, found: Mapping[str, Entry]) -> str:
     remedy = "fetch the files again"
     if name == HEAD:
@@ -108,7 +117,12 @@ def _missing(folder: Path, name: str, more: int, found: Mapping[str, Entry]) -> 
     return f"{folder}: tensor {name!r} is missing, and {more} others; {remedy}"
 
 
-def _entries(folder: Path) -> dict[str, Entry]:
+def entries(folder: Path) -> dict[str, Entry]:
+    """Every tensor of a folder.
+
+    Raises:
+        CheckpointError: no safetensors, or a file or shard is missing, damaged, or contradicts the index.
+    """
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file() and index.is_file():
         raise CheckpointError(f"{folder}: {WHOLE} and {INDEX} are both there; remove the one that is not meant")

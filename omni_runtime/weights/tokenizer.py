@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -59,13 +60,17 @@ class ChatTokenizer:
         """The text of some tokens, control tokens left out."""
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
-    def encode_chat(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: str | Sequence[Mapping[str, Any]], media: Sequence[str] = ()) -> list[int]:
         """Token ids of a conversation, up to where the assistant speaks. A plain text is one turn of the user.
+
+        Args:
+            messages: a text, or turns with a text each.
+            media: kinds of parts beside text. The template writes a placeholder for each of them, and no text does.
 
         Raises:
             RequestError: messages of another shape, or the template refuses them.
         """
-        turns = check_messages(messages)
+        turns = check_messages(messages, media)
         mark = self._hide(turns)
         text = self._template.render(turns)
         if mark is None:
@@ -75,22 +80,27 @@ class ChatTokenizer:
             ids += self.encode(self.control[int(part)]) if i % 2 else self.encode(part, control=True)
         return ids
 
-    def _hide(self, turns: list[dict[str, str]]) -> str | None:
+    def _hide(self, turns: list[dict[str, Any]]) -> str | None:
         """Puts `<mark>number<mark>` in place of every control spelling in the contents, and says the mark.
 
         The mark is a private-use letter that no content holds. None if there is nothing to hide.
         """
-        contents = "".join(turn["content"] for turn in turns)
+        texts = [(turn, "content") for turn in turns if isinstance(turn["content"], str)]
+        parts = [part for turn in turns if not isinstance(turn["content"], str) for part in turn["content"]]
+        texts += [(part, "text") for part in parts if part["type"] == "text"]
+        contents = "".join(holder[key] for holder, key in texts)
         if not self._spellings.search(contents):
             return None
         mark = next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in contents)
-        for turn in turns:
-            turn["content"] = self._spellings.sub(lambda hit: f"{mark}{self.control.index(hit[0])}{mark}", turn["content"])
+        for holder, key in texts:
+            holder[key] = self._spellings.sub(lambda hit: f"{mark}{self.control.index(hit[0])}{mark}", holder[key])
         return mark
 
 
-def check_messages(messages: object) -> list[dict[str, str]]:
+def check_messages(messages: object, media: Sequence[str] = ()) -> list[dict[str, Any]]:
     """A conversation as fresh dicts with exactly `role` and `content`; a plain text is one turn of the user.
+
+    Of parts that are no text only the type is kept.
 
     Raises:
         RequestError: naming the message and the field that is wrong.
@@ -99,13 +109,25 @@ def check_messages(messages: object) -> list[dict[str, str]]:
         return [{"role": "user", "content": messages}]
     if not isinstance(messages, Sequence) or not messages:
         raise RequestError(f"messages: a text or a non-empty list of {{'role', 'content'}} dicts needed, got {messages!r:.80}")
-    turns = []
+    turns: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
             raise RequestError(f"messages[{i}]: a dict with exactly 'role' and 'content' needed, got {message!r:.80}")
         if message["role"] not in ROLES:
             raise RequestError(f"messages[{i}].role: {unknown('role', message['role'], ROLES)}")
-        if not isinstance(message["content"], str):
+        content = message["content"]
+        if media and isinstance(content, list | tuple):
+            content = [_part(f"messages[{i}].content[{at}]", part, media) for at, part in enumerate(content)]
+        elif not isinstance(content, str):
             raise RequestError(f"messages[{i}].content: a text needed, got {message['content']!r:.80}")
-        turns.append({"role": message["role"], "content": message["content"]})
+        turns.append({"role": message["role"], "content": content})
     return turns
+
+
+def _part(where: str, part: object, media: Sequence[str]) -> dict[str, str]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind not in media:
+        raise RequestError(f"{where}: {unknown('type of part', kind, ('text', *media))}")
+    return {"type": str(kind)}

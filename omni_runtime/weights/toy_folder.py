@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,10 @@ def toy_weights(config: DecoderConfig, seed: int = 0) -> dict[str, torch.Tensor]
     return weights
 
 
-def toy_tokenizer() -> dict[str, Any]:
-    """tokenizer.json: byte-level BPE of 256 bytes and a few merges, three special tokens and two added ones."""
-    names = [*LETTERS, *(merge.replace(" ", "") for merge in MERGES)]
-    added = [(text, True) for text in SPECIAL] + [(text, False) for text in ADDED]
+def toy_tokenizer(merges: Sequence[str] = MERGES, special: Sequence[str] = SPECIAL) -> dict[str, Any]:
+    """tokenizer.json: byte-level BPE of 256 bytes and a few merges, then special tokens, then added ones that are text."""
+    names = [*LETTERS, *(merge.replace(" ", "") for merge in merges)]
+    added = [(text, True) for text in special] + [(text, False) for text in ADDED]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     bytes_as_letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
@@ -105,7 +106,7 @@ def toy_tokenizer() -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": {name: i for i, name in enumerate(names)},
-            "merges": [merge.split(" ") for merge in MERGES],
+            "merges": [merge.split(" ") for merge in merges],
         },
     }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from drawn import chosen
 
 from omni_runtime.request import resolve
-from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, Submit
+from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, Submit, TalkStep
 
 
 class Ask(NamedTuple):
@@ -45,6 +45,8 @@ def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COM
         if kind == "ar_decode":
             most = None if ask.most is None else ask.most + 2 * (node == "talk")
             given[node] = {"max_tokens": 2 if node == "script" else most, "stop": ask.stop}
+        elif kind == "talk":
+            given[node] = {"max_frames": None if ask.most is None else ask.most + 2, "speaker": ("ann", "Bob")[ask.seed % 2]}
         elif kind == "diffusion_denoise":
             given[node] = {
                 "steps": ask.steps,
@@ -63,7 +65,7 @@ def again(payload: Payload) -> bool:
         return payload.fresh
     if isinstance(payload, DenoiseStep):
         return payload.step == 0 or payload.latent is not None
-    return isinstance(payload, ArStep) and payload.start == 0
+    return isinstance(payload, ArStep | TalkStep) and payload.start == 0
 
 
 def key(row: Row) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.loops import LOOPS
-from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, RunBatch, StepResult
+from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, RunBatch, StepResult, TalkStep
 
 HARM = ("op", "init", "claim", "next", "bind", "advance", "finalize")  # what a curse may break for good
 
@@ -73,7 +73,7 @@ def place(payload: Payload) -> tuple[int, int]:
     """Progress of a loop before a step, and the least that the step adds."""
     if isinstance(payload, ArStep):
         return payload.start, len(payload.tokens)
-    if isinstance(payload, AudioStep):
+    if isinstance(payload, AudioStep | TalkStep):
         return payload.start, payload.size
     return (payload.step if isinstance(payload, DenoiseStep) else payload.index), 1
 

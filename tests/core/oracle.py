@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from omni_runtime.card import FlowMatch
-from omni_runtime.executors.simulated import VOCABULARY, WORDS, mix
+from omni_runtime.executors.simulated import VOCABULARY, WORDS, mix, prepared
 from omni_runtime.loops.clauses import clause_end
 from omni_runtime.loops.flow_match import levels, timestep
 
@@ -89,3 +89,68 @@ def paint(message: str, seed: int, steps: int) -> dict[str, Any]:
         schedule = (step, steps, level[step], level[step + 1], timestep(FlowMatch(), level[step]))
         latent = mix(latent, *schedule, 1.0 + seed % 3, 1, 1, 1 + seed % 2, condition)
     return {"image": [call(0, [mix(latent, "latent")], "image")], "progress": [(i + 1) / steps for i in range(steps)]}
+
+
+def waves(frames: Sequence[Any], hop: int, lag: int, reach: int) -> list[float]:
+    """Samples that depend on `reach` frames before theirs, and late in a frame on the next one too."""
+    seen, samples = [mix(repr(frame)) for frame in frames], []
+    for at in range(len(seen)):
+        before = seen[max(0, at - reach) : at + 1]
+        for i in range(hop):
+            after = seen[at + 1 : at + 2] if i >= hop - lag else []
+            if i < hop - lag or after:
+                samples.append(np.float32(mix(*before, *after, i) % 2001 / 1000 - 1).item())
+    return samples
+
+
+def omni(message: str, seed: int, most: int) -> dict[str, Any]:
+    asked = prepared(mix(0, message))
+    known, stands = list(asked["tokens"]), {}
+    for at, count, _, index, first in asked["insets"]:
+        vectors = [mix(mix(mix(index, asked["sounds"][index]), "vectors"), i) for i in range(3)]
+        stands |= {at + i: vectors[first + i] for i in range(count)}
+    (where, shift), prompt = asked["positions"][0], len(known)
+
+    def place(at: int) -> tuple[float, ...]:
+        return () if where is None else (float(where[0, at]) if at < prompt else at + shift,)
+
+    last, states, text, answer = 11, [], "", []
+    for at in range(10_000):
+        last = mix(last, stands.get(at, known[at]), 7, *place(at))
+        states.append(last)
+        if at + 1 < len(known):
+            continue
+        drawn = mix(last, seed, 2, len(answer))
+        if drawn % STOPS == 0:
+            break
+        answer.append(drawn % VOCABULARY + 1000)
+        text += WORDS[drawn % len(WORDS)]
+        if len(answer) == most:
+            answer.pop()  # it is never fed
+            break
+        known.append(answer[-1])
+    (parts, _, moved) = asked["turns"][0]
+    fed: list[tuple[Any, ...]] = []
+    for part in parts:
+        if isinstance(part, int):
+            at, count = asked["insets"][part][:2]
+            fed += [(mix(states[at + i], "inner"),) for i in range(count)]
+        else:
+            fed += [(token,) for token in part]
+    speaker, frames, last = ("Ann", "Bob")[seed % 2], [], 11
+    if not answer:
+        return {"text": text, "audio": []}
+    fed += [(token, speaker) for token in (*asked["tokens"][-2:], 91, 92, answer[0])]
+    spoken = [*answer[1:], 93]
+    for at in range(48):
+        last = mix(last, *fed[at], *((at + moved,) if moved else ()))
+        if at + 1 < len(fed):
+            continue
+        drawn = mix(last, seed, 3, len(frames), 1.0)
+        if drawn % STOPS == 0:
+            break
+        frames.append((drawn % 1000, drawn // 1000 % 4 // 3))
+        fed.append((*frames[-1], spoken[len(frames) - 1] if len(frames) <= len(spoken) else 94))
+        if len(frames) == most + 2:
+            break
+    return {"text": text, "audio": waves(frames, hop=4, lag=3, reach=2)}

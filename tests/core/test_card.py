@@ -77,4 +77,4 @@ def test_a_card_is_frozen() -> None:
 
 
 def test_what_grows() -> None:
-    assert {name for name, loop in CARD.loops.items() if loop.grows} == {"think", "talk"}
+    assert {name for name, loop in CARD.loops.items() if loop.grows} == {"think", "talk", "muse", "tell"}

@@ -11,6 +11,7 @@ from stage import CHOICES
 from world import solo
 
 SPEECH = {"cascade2": oracle.cascade, "cascade1": oracle.cascade, "clauses3": oracle.clauses, "clauses1": oracle.clauses}
+SPEECH |= {"omni": oracle.omni, "omni1": oracle.omni}
 
 
 def gives(ask: Ask) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def test_speech(choice: int) -> None:
                 want = SPEECH[name](f"{seed} {n}", seed, most)
                 assert gives(Ask(choice, seed, n, most, 1)) == {output: want[output] for output in outputs}, (seed, n, most)
                 empty += not want["audio"]
-    assert name.startswith("cascade") or empty < 100, "mostly silence"
+    assert name.startswith("cascade") or empty < 70, "mostly silence"
 
 
 @pytest.mark.parametrize("choice", [7, 8])

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from omni_runtime.card import ArDecode, AudioDecode, DiffusionDenoise, Each, ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
+from omni_runtime.card import (
+    ArDecode,
+    AudioDecode,
+    DiffusionDenoise,
+    Each,
+    ExpertSpec,
+    ModelCard,
+    OneShot,
+    OpLimits,
+    Port,
+    Slot,
+    Talk,
+)
 from omni_runtime.program import Program
 
 BUILD = "toys:none"
@@ -16,10 +28,10 @@ def _expert(kv: int = 0, place: str = "device", **ops: tuple[int, int]) -> Exper
 CARD = ModelCard(
     name="toy",
     experts={
-        "host": _expert(place="host", tokenize=(4, 4)),
+        "host": _expert(place="host", tokenize=(4, 4), prepare=(4, 4)),
         "mot": _expert(1, forward=(4, 8), denoise=(3, 6), encode=(2, 2)),
-        "talker": _expert(1, forward=(4, 6)),
-        "voice": _expert(decode_audio=(3, 9), decode_codes=(3, 5), utter=(2, 2)),
+        "talker": _expert(1, forward=(4, 6), talk=(4, 6), muse=(4, 6)),
+        "voice": _expert(decode_audio=(3, 9), decode_codes=(3, 5), decode_waves=(3, 7), utter=(2, 2), hear=(2, 2)),
     },
     loops={
         "tokenize": OneShot(
@@ -82,6 +94,62 @@ CARD = ModelCard(
             reads={"latent": Slot(type="latent", mode="stream")},
             ports={"hidden": Port(type="hidden", device=True), "image": Port(type="image")},
         ),
+        "prepare": OneShot(
+            expert="host",
+            op="prepare",
+            reads={"messages": Slot(type="messages")},
+            ports={
+                "tokens": Port(type="token"),
+                "sounds": Port(type="sound"),
+                "insets": Port(type="inset"),
+                "positions": Port(type="positions"),
+                "turns": Port(type="turns"),
+            },
+        ),
+        "hear": Each(
+            expert="voice",
+            op="hear",
+            reads={"sounds": Slot(type="sound", mode="stream")},
+            ports={"vectors": Port(type="vectors", device=True)},
+        ),
+        "muse": ArDecode(
+            expert="talker",
+            op="muse",
+            context=64,
+            stop_tokens=(0,),
+            reads={
+                "prompt": Slot(type="token"),
+                "positions": Slot(type="positions"),
+                "insets": Slot(type="inset"),
+                "sound": Slot(type="vectors"),
+            },
+            ports={
+                "text": Port(type="text"),
+                "spoken": Port(type="token"),
+                "inner": Port(type="inner", device=True),
+            },
+            defaults={"max_tokens": 8},
+        ),
+        "tell": Talk(
+            expert="talker",
+            context=48,
+            head=2,
+            opening=(91, 92),
+            text_end=93,
+            text_pad=94,
+            speakers=("Ann", "Bob"),
+            defaults={"max_frames": 9},
+        ),
+        "hum": AudioDecode(
+            expert="voice",
+            op="decode_waves",
+            hop=4,
+            lag=3,
+            reach=2,
+            sample_rate=8000,
+            state_blocks=1,
+            reads={"frames": Slot(type="frame", mode="stream")},
+        ),
     },
 )
 
@@ -137,7 +205,26 @@ def diamond(capacity: int = 1) -> Program:
     return p
 
 
-PROGRAMS = {p.name: p for p in (text(), cascade(), cascade(1), clauses(), clauses(1), paint(), diamond())}
+def omni(capacity: int | None = None) -> Program:
+    """Sounds in, text and speech out: the talker hears the thinker's tokens, and its states where there was sound."""
+    p = Program(f"omni{capacity or ''}", CARD)
+    asked = p.loop("prepare", messages=p.input("messages"))
+    heard = p.loop("hear", sounds=asked.sounds)
+    thought = p.loop("muse", prompt=asked.tokens, positions=asked.positions, insets=asked.insets, sound=heard.vectors)
+    p.output("text", thought.text)
+    told = p.loop(
+        "tell",
+        prompt=asked.tokens,
+        turns=asked.turns,
+        insets=asked.insets,
+        inner=p.handoff(thought.inner, capacity=capacity),
+        text=p.handoff(thought.spoken, capacity=capacity),
+    )
+    p.output("audio", p.loop("hum", frames=p.handoff(told.codes, capacity=capacity)).samples)
+    return p
+
+
+PROGRAMS = {p.name: p for p in (text(), cascade(), cascade(1), clauses(), clauses(1), paint(), diamond(), omni(), omni(1))}
 CHOICES: list[tuple[str, tuple[str, ...]]] = [
     ("text", ("text",)),
     ("text", ("text", "tokens")),

@@ -10,10 +10,25 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from checkout import modules
 
-VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop"}
+VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop", "messages"}
+VOCABULARY |= {"sound_file"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
-WHOLE = ["wav", "sim", "costs_file", "replay", "observe", "engine", "handle", "runtime", "serve", "find", "simulate"]
+WHOLE = [
+    "wav",
+    "media_files",
+    "sim",
+    "costs_file",
+    "replay",
+    "observe",
+    "engine",
+    "handle",
+    "runtime",
+    "serve",
+    "find",
+    "simulate",
+    "toy",
+]
 WHOLE += ["ask", "picture", "calibrate", "commands", "stopping", "cli", "__main__"]
 
 MAY: dict[str, set[str]] = {}  # layer → layers it may import
@@ -30,6 +45,7 @@ MAY["package"] = {*PURE, *DEVICE, *WHOLE, "package"}  # what it exports, it impo
 ONLY = {"cards": {"errors", "card", "cards"}, "programs": {"errors", "card", "program", "cards", "programs"}}
 # What cards read folders with: small JSON files, no torch. test_import_light.py loads them without it.
 LIGHT = {f"omni_runtime.weights.{name}" for name in ("json_file", "decoder_config", "folder_config", "generation")}
+LIGHT |= {f"omni_runtime.weights.qwen3_omni_{name}" for name in ("config", "parts")}
 
 IMPURE = {"torch", "triton", "onnx", "onnxruntime", "time", "datetime", "threading", "asyncio", "concurrent", "multiprocessing"}
 IMPURE |= {"queue", "random", "secrets", "uuid"}

@@ -146,7 +146,7 @@ def test_two_logs_have_keys_of_their_own(tmp_path: Path) -> None:
         ("Zebra!", "xxxxxx"),
         (b"ab", b"\0\0"),
         ([1.5, ("a", 3), True, None], [0.0, ("x", 0), False, None]),
-        ({"role": "user", "content": ["ab"]}, {"role": "xxxx", "content": "x" * len("['ab']")}),
+        ({"role": "user", "content": [{"text": "ab"}]}, {"role": "xxxx", "content": [{"text": "xx"}]}),
         (np.int64(7), np.int64(0)),
     ],
 )

@@ -21,6 +21,7 @@ from omni_runtime.work import (
     Preempt,
     Report,
     RunBatch,
+    TalkStep,
 )
 
 
@@ -28,7 +29,7 @@ def reach(payload: Payload) -> int:
     """How far a loop is after a step."""
     if isinstance(payload, ArStep):
         return payload.start + len(payload.tokens)
-    if isinstance(payload, AudioStep):
+    if isinstance(payload, AudioStep | TalkStep):
         return payload.start + payload.size
     if isinstance(payload, DenoiseStep):
         return payload.step + 1

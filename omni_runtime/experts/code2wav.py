@@ -1,0 +1,159 @@
+"""code2wav of Qwen3-Omni: frames of codes to sound, in chunks of any size, nothing computed twice.
+
+A frame's codes are embedded and averaged, go through a transformer whose positions see `window` positions, are upsampled by
+ConvNeXt blocks and then by a decoder of Snake activations and dilated convolutions. All of it is causal but for one thing: a
+block of an upsampling with overlap is whole only when the next input is there. So
+
+    samples(n frames) = n · hop - lag,    hop = 1920 and lag = 555 in the published shape
+
+and sample s belongs to frame s // hop, as in one call over all frames. (The makers' own decode in chunks loses `lag` samples at
+every chunk's end.) What is kept of a stream: keys and values of window - 1 positions a layer, and the tails of its convolutions.
+
+Suffixes: R rows, T frames of a row's chunk, N frames of all rows, G codes of a frame, D width, H query heads, K key-value heads,
+E head dimension, S positions that are kept, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from omni_runtime.experts.code2wav_waves import Waves
+from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.experts.moe import Mlp, gated
+from omni_runtime.experts.rotary import falling, halves, turn
+from omni_runtime.kernels import rms_norm
+from omni_runtime.weights.qwen3_omni_parts import VocoderConfig
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where a stream stands: never changed, only replaced."""
+
+    frames: int  # the number of the next one
+    window_LKSE: torch.Tensor  # keys at 2l, values at 2l + 1
+    tails: tuple[torch.Tensor, ...]  # [C, P] each, in the order of the network
+
+    @property
+    def begins(self) -> bool:
+        """Whether it was fed nothing yet."""
+        return self.window_LKSE.shape[2] == 0
+
+
+@dataclass(frozen=True)
+class _Layer:
+    norm_D: torch.Tensor
+    qkv: Linear
+    out: Linear
+    scale_D: torch.Tensor
+    mlp_norm_D: torch.Tensor
+    mlp: Mlp
+    mlp_scale_D: torch.Tensor
+
+
+class Code2Wav:
+    """Resident weights, float32. `weights` by the names of the checkpoint below `code2wav.`."""
+
+    def __init__(self, config: VocoderConfig, weights: Tensors, device: str = "cpu", layout: str = "auto") -> None:
+        self.config, self.device = config, torch.device(device)
+
+        def take(name: str) -> torch.Tensor:
+            return weights[name].detach().to(self.device, torch.float32)
+
+        def fused(at: str, parts: tuple[str, ...], bias: bool = False) -> Linear:
+            biases = torch.cat([take(f"{at}.{part}_proj.bias") for part in parts]) if bias else None
+            return linear(torch.cat([take(f"{at}.{part}_proj.weight") for part in parts]), biases, layout)
+
+        with torch.inference_mode():
+            self._embedding_VD = take("code_embedding.weight")
+            self._offset_G = torch.arange(config.groups, device=self.device) * config.codebook
+            self._layers = []
+            for i in range(config.layers):
+                at = f"pre_transformer.layers.{i}"
+                layer = _Layer(
+                    norm_D=take(f"{at}.input_layernorm.weight"),
+                    qkv=fused(f"{at}.self_attn", ("q", "k", "v"), config.bias),
+                    out=fused(f"{at}.self_attn", ("o",), config.bias),
+                    scale_D=take(f"{at}.self_attn_layer_scale.scale"),
+                    mlp_norm_D=take(f"{at}.post_attention_layernorm.weight"),
+                    mlp=gated(fused(f"{at}.mlp", ("gate", "up")), fused(f"{at}.mlp", ("down",))),
+                    mlp_scale_D=take(f"{at}.mlp_layer_scale.scale"),
+                )
+                self._layers.append(layer)
+            self._norm_D = take("pre_transformer.norm.weight")
+            self._frequency_F = falling(config.head_dim, config.rope_theta)
+            self._waves = Waves(config, take, layout)
+
+    def fresh(self, at: int = 0) -> Stream:
+        """A stream that was fed nothing, whose first frame is number `at`."""
+        c = self.config
+        empty = torch.empty(2 * c.layers, c.kv_heads, 0, c.head_dim, device=self.device)
+        return Stream(at, empty, self._waves.fresh())
+
+    @torch.inference_mode()
+    def decode(self, streams: Sequence[Stream], codes: Sequence[torch.Tensor]) -> list[tuple[Stream, torch.Tensor]]:
+        """The next frames of every stream, [T, G] of int64 each, at least one: where it stands then, and its new samples.
+
+        Samples are float32 within -1..1: T · hop of them, or `lag` fewer where the stream begins. Rows of equal length go through
+        the convolutions together.
+        """
+        lengths = [len(row) for row in codes]
+        assert all(lengths), "a chunk without frames"
+        hidden_ND, windows = self._transform(streams, torch.cat(list(codes)), lengths)
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for i, (stream, length) in enumerate(zip(streams, lengths, strict=True)):
+            groups.setdefault((length, stream.begins), []).append(i)
+        parts = hidden_ND.split_with_sizes(lengths)
+        found: dict[int, tuple[Stream, torch.Tensor]] = {}
+        for (length, begins), rows in groups.items():
+            kept = [torch.stack(tails) for tails in zip(*(streams[i].tails for i in rows), strict=True)]
+            wave_RS, after = self._waves(torch.stack([parts[i] for i in rows]).transpose(1, 2), kept, begins)
+            for at, i in enumerate(rows):
+                # Rows of their own: a view would keep those of the whole batch alive.
+                tails = tuple(tail[at].clone() for tail in after)
+                found[i] = Stream(streams[i].frames + length, windows[i], tails), wave_RS[at].clone()
+        return [found[i] for i in range(len(streams))]
+
+    def _transform(
+        self, streams: Sequence[Stream], codes_NG: torch.Tensor, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """hidden_ND, and the window of each row after it."""
+        c = self.config
+        x_ND = F.embedding(codes_NG + self._offset_G, self._embedding_VD).mean(1)
+        runs = [torch.arange(s.frames, s.frames + n) for s, n in zip(streams, lengths, strict=True)]
+        cos_N1E, sin_N1E = halves(torch.cat(runs).float()[:, None] * self._frequency_F)
+        cos_N1E, sin_N1E = cos_N1E.to(self.device), sin_N1E.to(self.device)
+        masks = [self._mask(s.window_LKSE.shape[2], n) for s, n in zip(streams, lengths, strict=True)]
+        grown: list[list[torch.Tensor]] = [[] for _ in streams]
+        turned = c.heads + c.kv_heads
+        for i, layer in enumerate(self._layers):
+            qkv_NHE = layer.qkv(rms_norm(x_ND, layer.norm_D, c.eps)).view(len(x_ND), turned + c.kv_heads, c.head_dim)
+            qk_NHE = turn(qkv_NHE[:, :turned], cos_N1E, sin_N1E)
+            mixed, at = [], 0
+            for r, (stream, n) in enumerate(zip(streams, lengths, strict=True)):
+                new = slice(at, at + n)
+                k_KSE = torch.cat([stream.window_LKSE[2 * i], qk_NHE[new, c.heads :].transpose(0, 1)], 1)
+                v_KSE = torch.cat([stream.window_LKSE[2 * i + 1], qkv_NHE[new, turned:].transpose(0, 1)], 1)
+                keep = slice(max(k_KSE.shape[1] - (c.window - 1), 0), None)
+                grown[r] += [k_KSE[:, keep], v_KSE[:, keep]]
+                q_1HTE = qk_NHE[None, new, : c.heads].transpose(1, 2)
+                out_1HTE = F.scaled_dot_product_attention(
+                    q_1HTE, k_KSE[None], v_KSE[None], attn_mask=masks[r], enable_gqa=c.heads > c.kv_heads
+                )
+                mixed.append(out_1HTE[0].transpose(0, 1).reshape(n, c.heads * c.head_dim))
+                at += n
+            x_ND = x_ND + layer.scale_D * layer.out(torch.cat(mixed))
+            x_ND = x_ND + layer.mlp_scale_D * layer.mlp(rms_norm(x_ND, layer.mlp_norm_D, c.eps))
+        return rms_norm(x_ND, self._norm_D, c.eps), [torch.stack(rows) for rows in grown]
+
+    def _mask(self, kept: int, new: int) -> torch.Tensor | None:
+        """Which positions each new one sees: itself and window - 1 before it."""
+        if new == 1 and kept < self.config.window:
+            return None
+        back = torch.arange(kept, kept + new)[:, None] - torch.arange(kept + new)
+        return ((back >= 0) & (back < self.config.window)).to(self.device)

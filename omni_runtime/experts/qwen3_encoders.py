@@ -1,0 +1,115 @@
+"""The encoders of Qwen3-Omni as experts: what a user sends becomes vectors of the thinker, a call for each sound or picture.
+
+Op `hear` reads input "sounds", one float32 [B, T] of log-mel frames, and keeps port "vectors": one tensor [N, D]. Op `see` reads
+input "pictures", one float32 [steps, rows, columns, X] of patches: its shape is the grid, the order within a step is that of
+blocks (`patches`). It keeps "vectors" [N, D] and "features" [L, N, D]. Neither keeps state, and no result tells what else was in
+its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_runtime.errors import RequestError
+from omni_runtime.experts.base import Op
+from omni_runtime.experts.qwen3_audio import AudioEncoder
+from omni_runtime.experts.qwen3_options import open_folder, read_options
+from omni_runtime.experts.qwen3_vision import VisionEncoder
+from omni_runtime.experts.slots import Slots
+from omni_runtime.work import CallStep, Row, StepResult
+
+
+class Hearing:
+    """The audio encoder."""
+
+    def __init__(self, model: AudioEncoder) -> None:
+        self.model = model
+        self.ops: Mapping[str, Op] = {"hear": self.hear}
+
+    def hear(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+        """Vectors for the sound of each row.
+
+        Raises:
+            RequestError: a row without exactly one sound of at least one frame.
+        """
+        given = [_one(row, "sounds", 2) for row in rows]
+        for row, mel_BT in zip(rows, given, strict=True):
+            if mel_BT.shape[0] != self.model.config.mels or not mel_BT.shape[1]:
+                raise RequestError(f"loop {row.loop!r}: a sound of {mel_BT.shape}, [{self.model.config.mels}, frames] is needed")
+        found = self.model.encode([torch.tensor(mel_BT) for mel_BT in given]) if rows else []
+        return [
+            StepResult(tensors={"vectors": (slots.keep(row, "vectors", _index(row), vectors_ND),)})
+            for row, vectors_ND in zip(rows, found, strict=True)
+        ]
+
+
+class Seeing:
+    """The vision encoder."""
+
+    def __init__(self, model: VisionEncoder) -> None:
+        self.model = model
+        self.ops: Mapping[str, Op] = {"see": self.see}
+
+    def see(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+        """Vectors and features for the picture or clip of each row.
+
+        Raises:
+            RequestError: a row without exactly one picture, or with one that is not cut as this encoder needs it.
+        """
+        given, c = [_one(row, "pictures", 4) for row in rows], self.model.config
+        for row, patches in zip(rows, given, strict=True):
+            steps, high, wide, numbers = patches.shape
+            if not steps * high * wide or high % c.merge or wide % c.merge or numbers != c.pixels:
+                needed = f"[steps, rows, columns, {c.pixels}], rows and columns multiples of {c.merge},"
+                raise RequestError(f"loop {row.loop!r}: patches of shape {patches.shape}, {needed} are needed")
+        pictures = [(torch.tensor(p).flatten(0, 2), (p.shape[0], p.shape[1], p.shape[2])) for p in given]
+        results = []
+        for row, seen in zip(rows, self.model.encode(pictures) if rows else [], strict=True):
+            at = _index(row)
+            vectors, features = (
+                slots.keep(row, "vectors", at, seen.vectors_ND),
+                slots.keep(row, "features", at, seen.features_LND),
+            )
+            results.append(StepResult(tensors={"vectors": (vectors,), "features": (features,)}))
+        return results
+
+
+def _index(row: Row) -> int:
+    assert isinstance(row.payload, CallStep)
+    return row.payload.index
+
+
+def _one(row: Row, name: str, axes: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    step = row.payload
+    if not isinstance(step, CallStep):
+        raise RequestError(f"loop {row.loop!r}: a CallStep is needed, got {type(step).__name__}")
+    items = step.inputs.get(name, ())
+    if set(step.inputs) != {name} or len(items) != 1:
+        raise RequestError(f"loop {row.loop!r}: one item of {name!r} is needed, got {str(step.inputs)[:80]}")
+    found = np.asarray(items[0], np.float32)
+    if found.ndim != axes or not np.isfinite(found).all():
+        raise RequestError(f"loop {row.loop!r}: {name!r} has shape {found.shape}; {axes} axes of finite numbers are needed")
+    return found
+
+
+def build_hearing(options: Mapping[str, Any], device: str) -> Hearing:
+    """Options: `checkpoint`, a folder; `linear`, see `linear.LAYOUTS`.
+
+    Raises:
+        CardError: an unknown option, or one of the wrong type.
+        CheckpointError: the folder is not a whole Qwen3-Omni.
+    """
+    asked = read_options(options, "qwen3 hearing")
+    folder = open_folder(asked)
+    return Hearing(AudioEncoder(folder.config.audio, folder.named("thinker.audio_tower."), device, asked.linear))
+
+
+def build_seeing(options: Mapping[str, Any], device: str) -> Seeing:
+    """As `build_hearing`."""
+    asked = read_options(options, "qwen3 seeing")
+    folder = open_folder(asked)
+    return Seeing(VisionEncoder(folder.config.vision, folder.named("thinker.visual."), device, asked.linear))

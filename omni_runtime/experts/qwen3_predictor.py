@@ -1,0 +1,93 @@
+"""The code predictor of Qwen3-Omni: the other codes of a frame, one after the other, inside the talker's step.
+
+A frame has G codes. The first is the talker's; given its embedding and the state that it was drawn from, a small decoder draws
+the other G - 1, each with a head and an embedding of its own. It keeps nothing from frame to frame, and all rows of a batch are
+at the same code, so a step is G - 1 passes over R rows.
+
+Suffixes: R rows, D width, G codes of a frame, P = G - 1 of them predicted, V codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from msgspec.structs import replace
+
+from omni_runtime.draw import Draw
+from omni_runtime.experts.decoder import DecoderLM, Given, KVCache, Span
+from omni_runtime.experts.linear import linear
+from omni_runtime.experts.sampling import draw
+from omni_runtime.weights.qwen3_omni_parts import TalkerConfig
+
+INNER = (
+    1 << 31
+)  # set in the node of a predictor's draws: their randomness is not that of the talker's own, whose index they share
+
+
+def inner(how: Draw) -> Draw:
+    """The same with a stream of random numbers of its own, and without edits."""
+    return replace(how, node=how.node | INNER, edits=None)
+
+
+class CodePredictor:
+    """Resident weights.
+
+    Args:
+        config: of the talker.
+        weights: of the decoder, by the names of `parameter_shapes`: the embeddings of all groups are one table.
+        heads: one matrix [V, D] a predicted code.
+        device: where it computes.
+        layout: that of `linear.linear`.
+    """
+
+    def __init__(
+        self,
+        config: TalkerConfig,
+        weights: Mapping[str, torch.Tensor],
+        heads: Sequence[torch.Tensor],
+        device: str = "cpu",
+        layout: str = "auto",
+    ) -> None:
+        self.config = config
+        self._model = DecoderLM(config.predictor, weights, device, layout)
+        there = self._model.device
+        self._heads = [linear(head.detach().to(there, torch.float32), None, layout) for head in heads]
+        assert len(self._heads) == config.groups - 1, f"{len(self._heads)} heads for {config.groups - 1} predicted codes"
+        self._caches: list[KVCache] = []  # scratch: whatever they hold is forgotten when a frame begins
+
+    def embed(self, group: int, codes: Sequence[int]) -> torch.Tensor:
+        """Embeddings of codes of one group, 1 .. G-1."""
+        return self._model.embed([(group - 1) * self.config.codebook + code for code in codes])
+
+    @torch.inference_mode()
+    def predict(
+        self, hidden_RD: torch.Tensor, first_RD: torch.Tensor, how: Sequence[Draw], frames: Sequence[int]
+    ) -> list[list[int]]:
+        """Codes 1 .. G-1 of one frame a row.
+
+        Args:
+            hidden_RD: the talker's state that code 0 was drawn from.
+            first_RD: the talker's embedding of code 0.
+            how: how a row draws; no edits, since nobody counts these codes.
+            frames: which frame of its answer each row is at. Code g is draw number frame · P + g - 1 of its stream.
+
+        Raises:
+            FloatingPointError: a row's logits are not numbers.
+        """
+        rows, codes = len(how), self.config.groups - 1
+        while len(self._caches) < rows:
+            self._caches.append(self._model.cache())
+        caches = self._caches[:rows]
+        for cache in caches:
+            cache.length = 0
+        fed_RND = torch.stack([hidden_RD, first_RD], 1)
+        found: list[list[int]] = [[] for _ in range(rows)]
+        for group in range(1, codes + 1):
+            spans = [Span(c, c.length, (), given=Given(fed_ND)) for c, fed_ND in zip(caches, fed_RND, strict=True)]
+            state_TD = self._model.run(spans).hidden_TD
+            logits_RV = self._heads[group - 1](state_TD[fed_RND.shape[1] - 1 :: fed_RND.shape[1]])
+            for r, row in enumerate(found):
+                row.append(draw(logits_RV[r], how[r], frames[r] * codes + group - 1))
+            fed_RND = self.embed(group, [row[-1] for row in found])[:, None]
+        return found

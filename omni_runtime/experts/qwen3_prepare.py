@@ -1,0 +1,211 @@
+"""The host side of a Qwen3-Omni request: op `prepare` turns messages with media into a prompt and what its encoders take.
+
+`designs/0022-messages.md` has the table of its ports. It keeps no state, and its results are numbers, lists and arrays, so they
+are the same after a way through a process.
+
+Suffixes: B bins, T frames, S frames of a clip, X numbers of a patch, 3 axes, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omni_runtime.errors import CheckpointError, RequestError
+from omni_runtime.experts import media_decode
+from omni_runtime.experts.base import Op
+from omni_runtime.experts.insets import Inset, expand, insets
+from omni_runtime.experts.log_mel import log_mel
+from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, place
+from omni_runtime.experts.patches import chosen_frames, fitting, image_patches, video_patches
+from omni_runtime.experts.qwen3_audio import audio_tokens
+from omni_runtime.experts.qwen3_options import read_options
+from omni_runtime.experts.qwen3_talker import user_turns
+from omni_runtime.experts.resample import mono
+from omni_runtime.experts.slots import Slots
+from omni_runtime.messages import MEDIA
+from omni_runtime.weights.preprocessor import PatchRules, clip_rules, read_patch_rules
+from omni_runtime.weights.qwen3_omni_parts import OmniConfig
+from omni_runtime.weights.tokenizer import ChatTokenizer
+from omni_runtime.work import CallStep, Row, StepResult
+
+AUDIO_END = "<|audio_end|>"
+AT_ONCE = 16  # frames of a clip that are cut into patches together: 300 MB on the way where a step has most vectors
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class _Gathered:
+    """Media of a conversation, in its order."""
+
+    images: list[Grid] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    mixed: list[bool] = field(default_factory=list)  # by clip: whether its sound is heard with it
+    sounds: list[Array] = field(default_factory=list)  # [B, T]
+    pictures: list[Array] = field(default_factory=list)  # [steps, rows, columns, X]
+    where: dict[tuple[str, int], int] = field(default_factory=dict)  # (image or video, number) -> number among pictures
+    tokens: int = 0
+
+
+class Prepare:
+    """Tokenizer, template and rules of one folder."""
+
+    def __init__(self, tokenizer: ChatTokenizer, config: OmniConfig, rules: PatchRules) -> None:
+        self.tokenizer, self.config, self.rules, self.clips = tokenizer, config, rules, clip_rules(rules)
+        ends = tokenizer.encode(AUDIO_END, control=True)
+        if len(ends) != 1:
+            raise CheckpointError(f"tokenizer.json: {AUDIO_END!r} is no token there; fetch the folder again")
+        self._audio_end = ends[0]
+        self.ops: Mapping[str, Op] = {"prepare": self.prepare}
+
+    def prepare(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+        """Per row, from inputs {"messages": (messages,)} as `messages.normal` makes them: items by port.
+
+        Raises:
+            RequestError: messages of another shape, media that cannot be decoded, or more of them than the model can read.
+            MissingExtra: what decodes them is not installed.
+        """
+        return [StepResult(items=self._one(row)) for row in rows]
+
+    def _one(self, row: Row) -> dict[str, Any]:
+        step = row.payload
+        if not isinstance(step, CallStep) or set(step.inputs) != {"messages"} or len(step.inputs["messages"]) != 1:
+            raise RequestError(f"loop {row.loop!r}: op 'prepare' needs a CallStep with one item of 'messages'")
+        messages = step.inputs["messages"][0]
+        short = self.tokenizer.encode_chat(messages, MEDIA)
+        found = self._gathered(messages, bool(step.params.get("use_audio_in_video", False)))
+        if not found.pictures and not found.sounds:
+            self._check_length(len(short))
+            return self._items(short, [], found, None)
+        c = self.config
+        media = Media(tuple(found.images), tuple(found.clips), tuple(audio_tokens(mel.shape[1]) for mel in found.sounds))
+        ids = expand(short, c.tokens, media, c.vision.merge, c.positions_a_second, self._audio_end, found.mixed)
+        self._check_length(len(ids))
+        return self._items(ids, insets(ids, c.tokens, media, c.vision.merge), found, media)
+
+    def _items(self, ids: list[int], stretches: list[Inset], found: _Gathered, media: Media | None) -> dict[str, Any]:
+        heard = user_turns(ids, self.config.tokens)
+        own = [ids[i] for i in heard]
+        return {
+            "tokens": ids,
+            "sounds": found.sounds,
+            "pictures": found.pictures,
+            "insets": [self._inset(inset, found) for inset in stretches],
+            "positions": [self._placed(ids, media, True)],
+            "turns": [[_parts(ids, heard, stretches), *self._placed(own, media, False)]],
+        }
+
+    @staticmethod
+    def _inset(inset: Inset, found: _Gathered) -> list[Any]:
+        if inset.kind == "audio":
+            return [inset.at, inset.count, "sound", inset.item, inset.first]
+        return [inset.at, inset.count, "picture", found.where[inset.kind, inset.item], inset.first]
+
+    def _placed(self, ids: Sequence[int], media: Media | None, together: bool) -> list[Any]:
+        """Positions [3, N] and by how much those after them are shifted; None where they count."""
+        if media is None:
+            return [None, 0.0]
+        c = self.config
+        placed = place(ids, c.tokens, media, c.vision.merge, c.positions_a_second, together)
+        shift = placed.next - len(ids)
+        if not shift and (placed.position_3N == np.arange(len(ids), dtype=np.float32)).all():  # sound counts on like text
+            return [None, 0.0]
+        return [placed.position_3N, shift]
+
+    def _check_length(self, tokens: int) -> None:
+        most = self.config.thinker.positions
+        if tokens >= most:
+            remedy = "send less, smaller pictures, or a lower 'look_fps'"
+            raise RequestError(
+                f"messages: a prompt of {tokens} tokens or more; the model reads {most}, answer included: {remedy}"
+            )
+
+    # -- Media
+
+    def _gathered(self, messages: Any, together: bool) -> _Gathered:
+        found = _Gathered()
+        for at, turn in enumerate(() if isinstance(messages, str) else messages):
+            for i, part in enumerate(() if isinstance(turn["content"], str) else turn["content"]):
+                try:
+                    if part["type"] == "image":
+                        self._image(part, found)
+                    elif part["type"] == "audio":
+                        self._sound(media_decode.sound(part), found)
+                    elif part["type"] == "video":
+                        self._clip(part, found, together)
+                except RequestError as error:
+                    raise RequestError(f"messages[{at}].content[{i}]: {error}") from None
+        return found
+
+    def _image(self, part: Mapping[str, Any], found: _Gathered) -> None:
+        pixels = media_decode.picture(part)
+        rows, columns = fitting(pixels.shape[0], pixels.shape[1], self.rules)
+        self._count(found, rows * columns // self.rules.factor**2)
+        patches, grid = image_patches(pixels, self.rules)
+        found.where["image", len(found.images)] = len(found.pictures)
+        found.images.append(grid)
+        found.pictures.append(patches.reshape(*grid, -1))
+
+    def _sound(self, sound: media_decode.Sound, found: _Gathered) -> None:
+        mel = log_mel(mono(sound.samples, sound.rate), self.config.audio.mels)
+        self._count(found, audio_tokens(mel.shape[1]))
+        found.sounds.append(mel)
+
+    def _clip(self, part: Mapping[str, Any], found: _Gathered, together: bool) -> None:
+        rules = self.clips
+        wanted = float(part["look_fps"])
+        clip = media_decode.clip(part, lambda total, fps: chosen_frames(total, fps, wanted, rules), together)
+        frames = clip.frames_SHWC
+        rows, columns = fitting(frames.shape[1], frames.shape[2], rules)
+        self._count(found, rows * columns // rules.factor**2 * (len(frames) // rules.temporal))
+        cut = [video_patches(frames[at : at + AT_ONCE], rules) for at in range(0, len(frames), AT_ONCE)]
+        grid = (sum(steps for _, (steps, _, _) in cut), *cut[0][1][1:])
+        found.where["video", len(found.clips)] = len(found.pictures)
+        found.clips.append(Clip(grid, clip.seconds * rules.temporal))
+        found.mixed.append(clip.sound is not None)
+        found.pictures.append(np.concatenate([patches for patches, _ in cut]).reshape(*grid, -1))
+        if clip.sound is not None:
+            self._sound(clip.sound, found)
+
+    def _count(self, found: _Gathered, tokens: int) -> None:
+        """Refused before the work of cutting is done."""
+        found.tokens += tokens
+        self._check_length(found.tokens)
+
+
+def _parts(ids: Sequence[int], heard: Sequence[int], stretches: Sequence[Inset]) -> list[Any]:
+    """The places that the talker hears: lists of ids, and in place of media the number of their inset."""
+    inset_at = {inset.at: number for number, inset in enumerate(stretches)}
+    inside = {i for inset in stretches for i in range(inset.at, inset.at + inset.count)}
+    parts: list[Any] = []
+    for i in heard:
+        if i in inset_at:
+            parts.append(inset_at[i])
+        elif i not in inside:
+            if parts and isinstance(parts[-1], list):
+                parts[-1].append(ids[i])
+            else:
+                parts.append([ids[i]])
+    return parts
+
+
+def build(options: Mapping[str, Any], device: str) -> Prepare:
+    """The expert that a card names `omni_runtime.experts.qwen3_prepare:build`. Reads the small files of the folder only.
+
+    Options: `checkpoint`, a folder.
+
+    Raises:
+        CardError: an unknown option, or one of the wrong type.
+        CheckpointError: the folder lacks a file, or they contradict each other.
+    """
+    from omni_runtime.weights.folder_tokenizer import folder_tokenizer
+    from omni_runtime.weights.qwen3_omni_config import read_omni_config
+
+    folder = Path(read_options(options, "qwen3 prepare").checkpoint)
+    config = read_omni_config(folder)
+    return Prepare(folder_tokenizer(folder, config.thinker.vocab), config, read_patch_rules(folder, config))

@@ -1,0 +1,65 @@
+"""The example of Qwen3-Omni, with the tiny checkpoint that it writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "qwen3_omni"
+
+
+def end2end(*args: str, cwd: Path) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLE / "end2end.py"), *args]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=200, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_mixed_streamed_with_statistics(tmp_path: Path) -> None:
+    asked = ("--use-audio-in-video", "--speaker", "chelsie", "--max-tokens", "8", "--max-frames", "9", "--requests", "2")
+    shown = end2end("--stream", "--stats", *asked, cwd=tmp_path)
+    for words in ("a tiny random qwen3_omni", "s of sound]", "first text after", "real-time factor", "all 2 requests after"):
+        assert words in shown, shown
+    assert "written to output: answer.wav, text.txt" in shown
+    table = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if len(line.split()) == 8}
+    assert table["hear"][0] == table["see"][0] == "2" and table["think"][3] == "8", shown
+    with wave.open(str(tmp_path / "output" / "answer.wav")) as file:
+        assert 0 < file.getnframes() <= 9 * 48
+    assert (tmp_path / "output" / "text.txt").read_text().count("\n") >= 2
+
+
+def test_text_only_leaves_the_voice_out(tmp_path: Path) -> None:
+    shown = end2end("-q", "text", "--outputs", "text", "--stats", "--out", "o", "--question", "hi", cwd=tmp_path)
+    assert "think" in shown and "speak" not in shown and not (tmp_path / "o" / "answer.wav").exists()
+
+
+def test_every_query_type_has_its_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import end2end as example
+
+    from omni_runtime.messages import MEDIA, normal
+
+    kinds = {}
+    for query in example.QUERIES:
+        monkeypatch.setattr(sys, "argv", ["end2end.py", "--query-type", query])
+        system, user = normal(example.messages(example.options()), MEDIA)
+        assert system["role"] == "system"  # type: ignore[index]
+        kinds[query] = [part["type"] for part in user["content"]]  # type: ignore[index]
+    assert kinds == {
+        "text": ["text"],
+        "use_audio": ["audio", "text"],
+        "use_image": ["image", "text"],
+        "use_video": ["video", "text"],
+        "use_mixed_modalities": ["audio", "image", "video", "text"],
+    }
+    assert np.ptp(example.sound()) > 0.5 and np.ptp(example.clip()[0].astype(int) - example.clip()[-1]) > 100
