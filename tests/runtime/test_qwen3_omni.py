@@ -14,7 +14,6 @@ pytest.importorskip("transformers")
 
 from forced import Preempting  # noqa: E402
 from omni_oracle import ASKED, CARD, PROGRAM, TOKENS, answer, same, wish  # noqa: E402
-
 from omni_runtime.cards.qwen3_omni import qwen3_omni  # noqa: E402
 from omni_runtime.programs.omni import omni  # noqa: E402
 
