@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from omni_runtime.draw import Draw
-from omni_runtime.experts.decoder import DecoderLM, Given, KVCache, Span
+from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.sampling import draw
 from omni_runtime.weights.qwen3_omni_parts import TalkerConfig
@@ -54,7 +54,6 @@ class CodePredictor:
         there = self._model.device
         self._heads = [linear(head.detach().to(there, torch.float32), None, layout) for head in heads]
         assert len(self._heads) == config.groups - 1, f"{len(self._heads)} heads for {config.groups - 1} predicted codes"
-        self._caches: list[KVCache] = []  # scratch: whatever they hold is forgotten when a frame begins
 
     def embed(self, group: int, codes: Sequence[int]) -> torch.Tensor:
         """Embeddings of codes of one group, 1 .. G-1."""
@@ -75,18 +74,13 @@ class CodePredictor:
         Raises:
             FloatingPointError: a row's logits are not numbers.
         """
-        rows, codes = len(how), self.config.groups - 1
-        while len(self._caches) < rows:
-            self._caches.append(self._model.cache())
-        caches = self._caches[:rows]
-        for cache in caches:
-            cache.length = 0
+        codes = self.config.groups - 1
+        kv_LRKSE, at = self._model.rows(len(how), codes + 1), 0
         fed_RND = torch.stack([hidden_RD, first_RD], 1)
-        found: list[list[int]] = [[] for _ in range(rows)]
+        found: list[list[int]] = [[] for _ in how]
         for group in range(1, codes + 1):
-            spans = [Span(c, c.length, (), given=Given(fed_ND)) for c, fed_ND in zip(caches, fed_RND, strict=True)]
-            state_TD = self._model.run(spans).hidden_TD
-            logits_RV = self._heads[group - 1](state_TD[fed_RND.shape[1] - 1 :: fed_RND.shape[1]])
+            logits_RV = self._heads[group - 1](self._model.lockstep(fed_RND, kv_LRKSE, at))
+            at += fed_RND.shape[1]
             for r, row in enumerate(found):
                 row.append(draw(logits_RV[r], how[r], frames[r] * codes + group - 1))
             fed_RND = self.embed(group, [row[-1] for row in found])[:, None]

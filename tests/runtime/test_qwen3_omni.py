@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ pytest.importorskip("transformers")
 
 from forced import Preempting  # noqa: E402
 from omni_oracle import ASKED, CARD, PROGRAM, TOKENS, answer, same, wish  # noqa: E402
+from omni_runtime.cards.qwen3_omni import qwen3_omni  # noqa: E402
+from omni_runtime.programs.omni import omni  # noqa: E402
 
 from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.executors.lineup import lineup  # noqa: E402
 from omni_runtime.runtime import Runtime  # noqa: E402
+from omni_runtime.weights.toy_qwen3_omni import write_toy_omni  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -122,3 +126,14 @@ def test_draws_are_of_the_seed_alone(runtime: Runtime) -> None:
 def test_wrong_wishes_are_refused_at_submit(runtime: Runtime, more: dict[str, dict[str, object]], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         runtime.submit(PROGRAM, **wish("text") | more)
+
+
+def test_a_folder_without_a_voice_gives_text_and_says_what_it_lacks(tmp_path: Path) -> None:
+    silent = {"enable_audio_output": False, "talker_config": None, "code2wav_config": None}
+    card = qwen3_omni(str(write_toy_omni(tmp_path / "mute", silent, seed=3)))
+    program = omni(card)
+    with Runtime([card], executor="loopback", threads=1) as runtime:
+        result = runtime.submit(program, messages="Hello", max_tokens=5).result(60)
+        assert list(result.outputs) == ["text", "tokens", "logprobs"] and len(result.outputs["tokens"]) == 5
+        with pytest.raises(RequestError, match="no output 'audio': the checkpoint has no voice"):
+            runtime.submit(program, messages="Hello", outputs="audio")
