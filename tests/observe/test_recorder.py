@@ -53,7 +53,7 @@ def sent(record: Record) -> list[tuple[int, str, int]]:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_every_unit_once_and_every_wait_explained(slots: int) -> None:
     recorder, counter = Recorder(), Counter()
-    sim = busy(recorder, counter, slots=slots)
+    sim = busy(recorder, counter, slots=slots, runs=30)
     record = recorder.record()
     assert len(counter.sent) == sim.units > 100
     assert sent(record) == counter.sent
