@@ -331,7 +331,7 @@ class DecoderLM:
             h_TD, x_TD = add_rms_norm(layer.out(attended_TX), x_TD, layer.ffn_norm_D, config.eps)
             after_D = self._layers[i + 1].norm_D if i + 1 < config.layers else self._norm_D
             h_TD, x_TD = add_rms_norm(layer.mlp(h_TD), x_TD, after_D, config.eps)
-        return h_TD.unflatten(0, (rows, count))[:, -1]
+        return h_TD[count - 1 :: count]
 
     def _vectors(self, span: Span) -> torch.Tensor:
         given_ND = None if span.given is None else span.given.vectors_ND

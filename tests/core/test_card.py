@@ -20,6 +20,7 @@ from omni_runtime.card import (
     OneShot,
     OpLimits,
     Slot,
+    Talk,
 )
 from omni_runtime.errors import CardError
 
@@ -37,6 +38,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         "loops.l.op: unknown op of expert 'm' 'forwrd', .* mean 'forward'",
     ),
     (lambda: card(ArDecode(expert="m", ports={}, context=4)), "loops.l.ports: a loop that gives nothing can never be read"),
+    (lambda: card(AudioDecode(expert="m", sample_rate=8, hop=2, lag=3)), "lag: 3 samples are more than the 2 of a frame"),
+    (
+        lambda: card(Talk(expert="m", op="forward", context=4, text_end=1, text_pad=2, reads={"text": Slot(type="token")})),
+        "loops.l.reads: kind 'talk' needs slot 'prompt'",
+    ),
     (lambda: card(DiffusionDenoise(expert="m")), "loops.l.branches: a unit has 2 rows, op 'denoise' takes 1"),
     (lambda: card(ArDecode(expert="m", context=4), name="x y"), "name: .* not 'x y'"),
     (lambda: card(ArDecode(expert="m", context=4), experts={}), "experts: .* at least 1 item"),
