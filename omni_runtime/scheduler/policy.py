@@ -146,7 +146,8 @@ class Requests(Policy):
         now: float,
     ) -> tuple[Group, Batch] | None:
         group, loops = self.captured.get(ex.name, (None, {}))
-        ready = [offer for offer in loops if offer.live and offer.queued and not offer.parked]
+        here = [offer for offer in loops if offer.home == ex.name]  # who was preempted may have gone elsewhere
+        ready = [offer for offer in here if offer.live and offer.queued and not offer.parked]
         if group is not None and ready:
             if group in ex.groups.values():
                 return None

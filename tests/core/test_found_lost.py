@@ -41,6 +41,12 @@ def test_a_promise_that_waits_for_an_executor_keeps_nobody_out() -> None:
     play(200199)
 
 
+def test_who_comes_in_elsewhere_is_captured_no_longer() -> None:
+    """World 303053: policy `requests` kept a loop in the batch of an executor that its run had left."""
+    play(303053)
+    play(303079)
+
+
 def test_another_executors_death_takes_no_promise_away() -> None:
     """The tokenizer's executor dies: what was reserved on a healthy one stays reserved."""
     host = SimulatedExecutor("h#1", *CARDS, experts=("toy/host",))
