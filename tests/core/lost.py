@@ -240,6 +240,7 @@ LOST = [
         "scheduler/holdings.py",
         "            run.stranded = False\n            for offer",
         "            for offer",
+        "rebuild_core.who_waits_for_an_executor(True)",
     ),
     Mutant(
         "who kills executors goes on",

@@ -136,10 +136,11 @@ MUTANTS = [
         "offer.live = False",
     ),
     Mutant(
-        "a failing run is placed anew",
+        "who was told to fail begins more",
         "scheduler/scheduler.py",
         " or run.doomed or run.stale or run.leaving:",
         " or run.stale or run.leaving:",
+        "found_lost.who_was_told_to_fail_begins_nothing()",
     ),
     Mutant(
         "all members of a broken batch fail",

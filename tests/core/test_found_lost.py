@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from house import House
 from search import play
 from stage import CARDS, PROGRAMS
 from watch import Watch, say
@@ -45,6 +46,15 @@ def test_who_comes_in_elsewhere_is_captured_no_longer() -> None:
     """World 303053: policy `requests` kept a loop in the batch of an executor that its run had left."""
     play(303053)
     play(303079)
+
+
+def test_who_was_told_to_fail_begins_nothing() -> None:
+    """Its `Closed` is on the way; until then an offer that was made before is void."""
+    house = House({"op": (1, 1)})
+    house.feed(*house.come())
+    house.feed(*house.done(0.1, again=lambda caller: False))
+    house.scheduler.runs[1].doomed = True
+    assert house.feed(*house.offer(house.callers[1])) == []
 
 
 def test_another_executors_death_takes_no_promise_away() -> None:

@@ -174,6 +174,7 @@ def test_who_waits_for_an_executor(well: bool) -> None:
     assert made.handles[2].end is None
     made.turn(made.restart(0, well))
     if well:
+        assert not any(run.stranded for run in made.core.scheduler.runs.values()), "they are as senior as before"
         undisturbed(made)
     else:
         assert {handle.end.reason for handle in made.handles.values()} == {"lost"}
