@@ -18,10 +18,15 @@ LOST = [
     Mutant(
         "a unit is half old and half new",
         "loops/ar_decode.py",
-        "(s.told if s.hidden and s.cached < s.told else len(s.tokens))",
+        "(s.told if s.cached < s.told and (s.hidden or s.inner) else len(s.tokens))",
         "len(s.tokens)",
     ),
-    Mutant("a vocoder goes on in the middle", "loops/audio_decode.py", "        s.frames.rewind(at)\n", ""),
+    Mutant(
+        "a vocoder goes on in the middle",
+        "loops/audio_decode.py",
+        "            at -= 1\n        s.frames.rewind(at)\n",
+        "            at -= 1\n",
+    ),
     Mutant(
         "a vocoder begins again at the first frame",
         "loops/audio_decode.py",
@@ -32,8 +37,8 @@ LOST = [
     Mutant(
         "a vocoder does not say that it begins",
         "loops/audio_decode.py",
-        "        s.origin = at\n",
-        "",
+        "            at -= 1\n        s.frames.rewind(at)\n        s.origin = at\n",
+        "            at -= 1\n        s.frames.rewind(at)\n",
         "rebuild_core.a_vocoder_begins_again_at_its_segment()",
     ),
     Mutant("a painter goes on from nothing", "loops/diffusion_denoise.py", "s.step = s.origin = s.saved[0]", "pass"),
