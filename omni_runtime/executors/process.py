@@ -276,12 +276,12 @@ class ProcessExecutor:
                 self._first.put(self.up)
             else:
                 self._report(self.up)
-        answered, reason = False, ""
+        reason = ""
         try:
             return self._until_gone(child)
         except Exception as error:
             reason = f"worker process {child.pid} cannot be watched: {error!r}"
-            return answered
+            return False
         finally:
             self._fence(child, reason)
             child.end()
