@@ -34,12 +34,15 @@ def scaled(frequency_F: torch.Tensor, how: RopeScaling) -> torch.Tensor:
     return keep_F * frequency_F + (1.0 - keep_F) * frequency_F / how.factor
 
 
-def axis_of(sections: tuple[int, int, int]) -> torch.Tensor:
+def axis_of(sections: tuple[int, int, int], interleaved: bool = True) -> torch.Tensor:
     """axis_F, int64: which of the three numbers of a position turns each frequency: 0 time, 1 height, 2 width.
 
-    Interleaved M-RoPE (Qwen3-VL; Qwen3-Omni, section 2.4): time, height and width take turns, from the fastest frequency on,
-    until height and width have had their number of frequencies; time has the rest. So each axis sees fast and slow ones.
+    M-RoPE (Qwen2-VL, section 2.1): the fastest frequencies are those of time, the next of height, the rest of width. Interleaved
+    (Qwen3-VL; Qwen3-Omni, section 2.4): time, height and width take turns, from the fastest frequency on, until height and width
+    have had their number of frequencies; time has the rest. So each axis sees fast and slow ones.
     """
+    if not interleaved:
+        return torch.arange(3).repeat_interleave(torch.tensor(sections))
     axis_F = torch.zeros(sum(sections), dtype=torch.int64)
     for axis in (1, 2):
         axis_F[axis : 3 * sections[axis] : 3] = axis
@@ -66,7 +69,7 @@ class Rotary:
     def __init__(self, config: DecoderConfig, device: torch.device) -> None:
         self._device, self._limit = device, config.positions
         self._frequency = frequencies(config)
-        self._axis_F = None if config.rope_sections is None else axis_of(config.rope_sections)
+        self._axis_F = None if config.rope_sections is None else axis_of(config.rope_sections, config.rope_interleaved)
         self._grow(min(1024, self._limit))
 
     def tables(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -59,9 +59,11 @@ class DecoderConfig:
     mlp_bias: bool = False
     rope_scaling: RopeScaling | None = None
     sparse: Sparse | None = None
-    # Frequencies that turn with time, height and width, interleaved: see `rotary.axis_of`. None: a position is one number.
+    # Frequencies that turn with time, height and width: see `rotary.axis_of`. None: a position is one number.
     rope_sections: tuple[int, int, int] | None = None
     head: bool = True  # False: no logits, hidden states are all it gives
+    rope_interleaved: bool = True  # False: one section after the other
+    embedding: int = 0  # width of the embeddings, where they are projected before they are fed; 0: that of the decoder
 
     def __post_init__(self) -> None:
         for field in fields(self)[:10]:
@@ -127,7 +129,10 @@ def _mlp_shapes(at: str, width: int, ffn: int, bias: bool) -> dict[str, tuple[in
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor, as Hugging Face checkpoints of Llama, Qwen2, Qwen3 and Qwen3-MoE have them."""
     width = config.width
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, width), "model.norm.weight": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab, config.embedding or width),
+        "model.norm.weight": (width,),
+    }
     if config.head and not config.tied:
         shapes["lm_head.weight"] = (config.vocab, width)
     for i in range(config.layers):

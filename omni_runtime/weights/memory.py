@@ -18,7 +18,7 @@ def weight_bytes(config: DecoderConfig, layout: str = "auto") -> int:
     sparse = config.sparse.layers if config.sparse else frozenset()
     dense = next((i for i in range(config.layers) if i not in sparse), None)
     head = config.vocab * config.width
-    total = head + config.width
+    total = config.vocab * (config.embedding or config.width) + config.width
     if config.head:
         total += (0 if config.tied and layout != "packed" else head) + _second(head, layout)
     for example, count in ((next(iter(sparse), None), len(sparse)), (dense, config.layers - len(sparse))):

@@ -10,10 +10,11 @@ from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
-from omni_runtime.errors import CardError, CheckpointError, unknown
+from omni_runtime.errors import CardError, CheckpointError
 from omni_runtime.weights.decoder_config import DecoderConfig, Sparse
 from omni_runtime.weights.folder_config import MOST, NOTES
 from omni_runtime.weights.json_file import Fields, read_json
+from omni_runtime.weights.omni_fields import DECODER, NESTED, ROPE, architecture, full_attention, only_value, part, rope, token
 from omni_runtime.weights.qwen3_omni_parts import (
     CHUNK_TOKENS,
     AudioConfig,
@@ -26,26 +27,6 @@ from omni_runtime.weights.qwen3_omni_parts import (
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 
-# What configurations of transformers 4 repeat in every nested object: none of it is read by the parts.
-_NESTED = NOTES | {
-    "is_decoder",
-    "is_encoder_decoder",
-    "add_cross_attention",
-    "cross_attention_hidden_size",
-    "tie_encoder_decoder",
-}
-_NESTED |= {"pruned_heads", "tf_legacy_loss", "decoder_start_token_id", "max_length", "min_length", "do_sample", "early_stopping"}
-_NESTED |= {"num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "output_scores"}
-_NESTED |= {"repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"}
-_NESTED |= {"num_return_sequences", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens"}
-_NESTED |= {"return_dict_in_generate", "begin_suppress_tokens", "exponential_decay_length_penalty", "model_type", "dropout"}
-_NESTED |= {"tie_word_embeddings", "activation_dropout", "output_router_logits", "router_aux_loss_coef", "seconds_per_chunk"}
-_NESTED |= {"architectures"}
-
-_ROPE = {"rope_theta", "rope_scaling", "rope_parameters"}
-_DECODER = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"}
-_DECODER |= {"head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act", "attention_bias"} | _ROPE
-_DECODER |= {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
 _SPARSE = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "use_qk_norm"}
 _SPARSE |= {"decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"}
 
@@ -70,32 +51,29 @@ def parse_omni_config(values: Mapping[str, Any], path: Path) -> OmniConfig:
         CheckpointError: see `read_omni_config`.
     """
     f = Fields(path, values)
-    named = f.items("architectures", [ARCHITECTURE])
-    if named != [ARCHITECTURE]:
-        raise f.wrong("architectures", unknown("architecture", named[0] if len(named) == 1 else named, [ARCHITECTURE]))
-    if (kind := f.text("model_type", "qwen3_omni_moe")) != "qwen3_omni_moe":
-        raise f.wrong("model_type", f"{kind!r} contradicts architecture {ARCHITECTURE}")
+    architecture(f, (ARCHITECTURE,), "qwen3_omni_moe")
     outer = ("im_start", "im_end", "system", "user", "assistant", "tts_pad", "tts_bos", "tts_eos")
     f.only(
         NOTES | {f"{name}_token_id" for name in outer} | {"architectures", "model_type", "enable_audio_output", "thinker_config"}
         | {"talker_config", "code2wav_config", "tie_word_embeddings"}
     )  # fmt: skip
-    t = _part(f, "thinker_config")
+    t = part(f, "thinker_config")
     media = ("audio", "image", "video", "audio_start", "vision_start")
     t.only(
-        _NESTED | {f"{name}_token_id" for name in media} | {"text_config", "audio_config", "vision_config", "user_token_id"}
+        NESTED | {f"{name}_token_id" for name in media} | {"text_config", "audio_config", "vision_config", "user_token_id"}
         | {"position_id_per_seconds", "audio_end_token_id", "vision_end_token_id"}
     )  # fmt: skip
     try:
-        thinker = _decoder(_part(t, "text_config"), shared=False)
-        audio, vision = _audio(_part(t, "audio_config")), _vision(_part(t, "vision_config"))
+        thinker = _decoder(part(t, "text_config"), shared=False)
+        audio, vision = _audio(part(t, "audio_config")), _vision(part(t, "vision_config"))
         talker = vocoder = None
         if f.flag("enable_audio_output", True):
-            talker = _talker(_part(f, "talker_config"))
-            vocoder = _vocoder(_part(f, "code2wav_config"))
+            talker = _talker(part(f, "talker_config"))
+            vocoder = _vocoder(part(f, "code2wav_config"))
     except CardError as error:
         raise CheckpointError(f"{path} contradicts itself: {error}") from None
-    ids = {name: _token(f, name, thinker.vocab) for name in outer} | {name: _token(t, name, thinker.vocab) for name in media}
+    ids = {name: token(f, f"{name}_token_id", thinker.vocab) for name in outer}
+    ids |= {name: token(t, f"{name}_token_id", thinker.vocab) for name in media}
     found = OmniConfig(thinker, audio, vision, talker, vocoder, Tokens(**ids), t.count("position_id_per_seconds"))
     _check(f, found)
     return found
@@ -117,33 +95,17 @@ def _check(f: Fields, c: OmniConfig) -> None:
         raise f.wrong("code2wav_config", f"takes {ours} codes, the talker gives {theirs}")
 
 
-def _part(f: Fields, key: str) -> Fields:
-    inner = f.inner(key)
-    if inner is None:
-        raise f.wrong(key, "is missing, an object is needed")
-    return inner
-
-
-def _token(f: Fields, name: str, vocab: int) -> int:
-    key = f"{name}_token_id"
-    found: int = f.count(key, least=0)
-    if found >= vocab:
-        raise f.wrong(key, f"{found} is not in the vocabulary of {vocab}")
-    return found
-
-
 def _decoder(f: Fields, shared: bool, sparse: bool = True, head: bool = True, copies: int = 1) -> DecoderConfig:
     """The text decoders. `copies`: embeddings of the predictor, one after the other."""
-    f.only(_DECODER | _NESTED | (_SPARSE if sparse else {"num_code_groups"}))
-    _only_value(f, "hidden_act", "silu")
-    _only_value(f, "attention_bias", False)
-    _only_value(f, "use_qk_norm", True)
-    if any(kind != "full_attention" for kind in f.items("layer_types", [])) or f.flag("use_sliding_window", False):
-        raise f.wrong("layer_types", "a sliding window is not computed by this decoder, only full attention")
+    f.only(DECODER | NESTED | {"attention_bias"} | (_SPARSE if sparse else {"num_code_groups"}))
+    only_value(f, "hidden_act", "silu")
+    only_value(f, "attention_bias", False)
+    only_value(f, "use_qk_norm", True)
+    full_attention(f)
     layers, heads, width = f.count("num_hidden_layers", most=MOST), f.count("num_attention_heads"), f.count("hidden_size")
-    theta, sections = _rope(f)
+    theta, sections = rope(f)
     if sparse and sections is None:
-        raise f.wrong("rope_scaling", "mrope_section is missing, three numbers are needed")
+        raise f.wrong("rope_scaling", "mrope_section is missing, three positive numbers are needed")
     return DecoderConfig(
         vocab=copies * f.count("vocab_size"),
         width=width,
@@ -177,41 +139,16 @@ def _sparse(f: Fields, layers: int, shared: bool) -> Sparse:
     return Sparse(experts, chosen, ffn, f.flag("norm_topk_prob"), frozenset(range(layers)), inner)
 
 
-def _rope(f: Fields) -> tuple[float, tuple[int, int, int] | None]:
-    """Base, and frequencies of time, height and width; `rope_parameters` is of transformers 5, the others of 4."""
-    inner = f.inner("rope_parameters") or f.inner("rope_scaling")
-    theta = f.number("rope_theta", None)
-    if inner is None:
-        return theta or 10_000.0, None
-    inner.only({"rope_theta", "rope_type", "type", "mrope_section", "interleaved", "mrope_interleaved"})
-    for key in ("rope_type", "type"):
-        _only_value(inner, key, "default")
-    for key in ("interleaved", "mrope_interleaved"):
-        _only_value(inner, key, True)
-    within = inner.number("rope_theta", None)
-    if theta is not None and within is not None and theta != within:
-        raise f.wrong("rope_theta", f"{theta:g} contradicts {within:g} in rope_parameters; keep one of them")
-    section = inner.items("mrope_section", None)
-    if section is not None and (len(section) != 3 or not all(type(n) is int and n > 0 for n in section)):
-        raise inner.wrong("mrope_section", f"three positive numbers are needed, not {section!r:.80}")
-    return theta or within or 10_000.0, tuple(section) if section else None
-
-
-def _only_value(f: Fields, key: str, value: Any) -> None:
-    if key in f and f.values[key] != value:
-        raise f.wrong(key, f"{f.values[key]!r} is not computed here, only {value!r} is")
-
-
 def _audio(f: Fields) -> AudioConfig:
     f.only(
-        _NESTED | {"num_mel_bins", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model", "scale_embedding"}
+        NESTED | {"num_mel_bins", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model", "scale_embedding"}
         | {"max_source_positions", "activation_function", "n_window", "n_window_infer", "conv_chunksize", "output_dim"}
         | {"downsample_hidden_size", "num_hidden_layers"}
     )  # fmt: skip
-    _only_value(f, "activation_function", "gelu")
-    _only_value(f, "scale_embedding", False)
-    _only_value(f, "num_hidden_layers", f.count("encoder_layers", most=MOST))  # the same by another name
-    _only_value(f, "n_window", 50)  # `CHUNK_TOKENS` of a chunk: what the makers' code counts with, whatever is written here
+    only_value(f, "activation_function", "gelu")
+    only_value(f, "scale_embedding", False)
+    only_value(f, "num_hidden_layers", f.count("encoder_layers", most=MOST))  # the same by another name
+    only_value(f, "n_window", 50)  # `CHUNK_TOKENS` of a chunk: what the makers' code counts with, whatever is written here
     chunk = 2 * f.count("n_window")
     infer = f.count("n_window_infer")
     if infer % chunk:
@@ -236,16 +173,16 @@ def _audio(f: Fields) -> AudioConfig:
 
 def _vision(f: Fields) -> VisionConfig:
     f.only(
-        _NESTED | {"depth", "hidden_size", "hidden_act", "intermediate_size", "num_heads", "in_channels", "in_chans"}
+        NESTED | {"depth", "hidden_size", "hidden_act", "intermediate_size", "num_heads", "in_channels", "in_chans"}
         | {"patch_size", "spatial_merge_size", "temporal_patch_size", "out_hidden_size", "num_position_embeddings"}
         | {"deepstack_visual_indexes", "rope_parameters", "apply_vit_abs_pos_embed", "image_size"}
         | {"spatial_patch_size", "tokens_per_second"}
     )  # fmt: skip
-    _only_value(f, "hidden_act", "gelu_pytorch_tanh")
-    _only_value(f, "apply_vit_abs_pos_embed", True)
+    only_value(f, "hidden_act", "gelu_pytorch_tanh")
+    only_value(f, "apply_vit_abs_pos_embed", True)
     if (rope := f.inner("rope_parameters")) is not None:
-        _only_value(rope, "rope_theta", 10000.0)
-        _only_value(rope, "rope_type", "axial")
+        only_value(rope, "rope_theta", 10000.0)
+        only_value(rope, "rope_type", "axial")
     table = f.count("num_position_embeddings")
     if isqrt(table) ** 2 != table:
         raise f.wrong("num_position_embeddings", f"{table} is no square")
@@ -276,12 +213,12 @@ def _talker(f: Fields) -> TalkerConfig:
     names = {"bos": "codec_bos_id", "eos": "codec_eos_token_id", "pad": "codec_pad_id", "nothink": "codec_nothink_id"}
     names |= {"think_bos": "codec_think_bos_id", "think_eos": "codec_think_eos_id"}
     f.only(
-        _NESTED | set(names.values()) | {"text_config", "code_predictor_config", "num_code_groups", "thinker_hidden_size"}
+        NESTED | set(names.values()) | {"text_config", "code_predictor_config", "num_code_groups", "thinker_hidden_size"}
         | {"accept_hidden_layer", "speaker_id", "spatial_merge_size", "position_id_per_seconds", "audio_token_id"}
         | {"image_token_id", "video_token_id", "audio_start_token_id", "audio_end_token_id", "vision_start_token_id"}
     )  # fmt: skip
     groups = f.count("num_code_groups", least=2)
-    text, codes = _part(f, "text_config"), _part(f, "code_predictor_config")
+    text, codes = part(f, "text_config"), part(f, "code_predictor_config")
     decoder = _decoder(text, shared=True)
     predictor = _decoder(codes, shared=False, sparse=False, head=False, copies=groups - 1)
     if codes.count("num_code_groups") != groups:
@@ -307,14 +244,14 @@ def _talker(f: Fields) -> TalkerConfig:
 
 def _vocoder(f: Fields) -> VocoderConfig:
     f.only(
-        _NESTED | _ROPE | {"codebook_size", "hidden_size", "num_attention_heads", "num_key_value_heads"}
+        NESTED | ROPE | {"codebook_size", "hidden_size", "num_attention_heads", "num_key_value_heads"}
         | {"attention_bias", "sliding_window", "intermediate_size", "hidden_act", "layer_scale_initial_scale", "rms_norm_eps"}
         | {"num_hidden_layers", "num_quantizers", "upsample_rates", "upsampling_ratios", "decoder_dim", "head_dim"}
         | {"max_position_embeddings", "codebook_dim", "num_semantic_quantizers", "semantic_codebook_size"}
         | {"vector_quantization_hidden_dimension"}
     )  # fmt: skip
-    _only_value(f, "hidden_act", "silu")
-    theta, sections = _rope(f)
+    only_value(f, "hidden_act", "silu")
+    theta, sections = rope(f)
     if sections is not None:
         raise f.wrong("rope_parameters", "mrope_section: frames have positions of one number")
     lists: dict[str, tuple[int, ...]] = {}

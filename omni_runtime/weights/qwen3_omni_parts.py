@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
-
-Shapes = dict[str, tuple[int, ...]]
+from omni_runtime.weights.omni_parts import MediaTokens, Shapes, Timing, conv, count_by, decoder_names, dense, norm, snake
 
 PREFIXES = {  # of the names of each expert's tensors; the longest that fits counts
     "thinker": "thinker.",
@@ -123,7 +122,7 @@ class VocoderConfig:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(MediaTokens):
     """Ids of the thinker's vocabulary that say what stands where."""
 
     im_start: int
@@ -134,11 +133,6 @@ class Tokens:
     tts_pad: int
     tts_bos: int
     tts_eos: int
-    audio: int
-    image: int
-    video: int
-    audio_start: int
-    vision_start: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +146,11 @@ class OmniConfig:
     vocoder: VocoderConfig | None
     tokens: Tokens
     positions_a_second: int
+
+    @property
+    def timing(self) -> Timing:
+        """How positions run through clips."""
+        return Timing(self.positions_a_second)
 
 
 def tensor_shapes(config: OmniConfig) -> Shapes:
@@ -168,63 +167,39 @@ def tensor_shapes(config: OmniConfig) -> Shapes:
 
 def parameters(config: OmniConfig) -> dict[str, int]:
     """How many numbers each expert has."""
-    counts = dict.fromkeys(PREFIXES, 0)
-    for name, shape in tensor_shapes(config).items():
-        part = max((part for part, prefix in PREFIXES.items() if name.startswith(prefix)), key=lambda p: len(PREFIXES[p]))
-        counts[part] += prod(shape)
-    return {part: count for part, count in counts.items() if count}
-
-
-def decoder_names(config: DecoderConfig, prefix: str, embedding: str, head: str) -> dict[str, str]:
-    """Name in the checkpoint by name of `parameter_shapes`, in its order."""
-    special = {"model.embed_tokens.weight": f"{prefix}model.{embedding}.weight", "lm_head.weight": f"{head}.weight"}
-    return {name: special.get(name, prefix + name) for name in parameter_shapes(config)}
-
-
-def _dense(at: str, out: int, into: int, bias: bool = True) -> Shapes:
-    return {f"{at}.weight": (out, into)} | ({f"{at}.bias": (out,)} if bias else {})
-
-
-def _norm(at: str, width: int) -> Shapes:
-    return {f"{at}.weight": (width,), f"{at}.bias": (width,)}
-
-
-def _conv(at: str, *shape: int, out: int | None = None) -> Shapes:
-    return {f"{at}.weight": shape, f"{at}.bias": (shape[0] if out is None else out,)}
+    return count_by(tensor_shapes(config), PREFIXES)
 
 
 def _audio(c: AudioConfig) -> Shapes:
     at, rows = "thinker.audio_tower", c.mels
     found: Shapes = {}
     for i, channels in enumerate((1, c.channels, c.channels), 1):
-        found |= _conv(f"{at}.conv2d{i}", c.channels, channels, 3, 3)
+        found |= conv(f"{at}.conv2d{i}", c.channels, channels, 3, 3)
         rows = (rows + 1) // 2
-    found |= _dense(f"{at}.conv_out", c.width, c.channels * rows, bias=False)
+    found |= dense(f"{at}.conv_out", c.width, c.channels * rows, bias=False)
     for i in range(c.layers):
         layer = f"{at}.layers.{i}"
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            found |= _dense(f"{layer}.self_attn.{part}", c.width, c.width)
-        found |= _norm(f"{layer}.self_attn_layer_norm", c.width) | _norm(f"{layer}.final_layer_norm", c.width)
-        found |= _dense(f"{layer}.fc1", c.ffn, c.width) | _dense(f"{layer}.fc2", c.width, c.ffn)
-    return (
-        found | _norm(f"{at}.ln_post", c.width) | _dense(f"{at}.proj1", c.width, c.width) | _dense(f"{at}.proj2", c.out, c.width)
-    )
+            found |= dense(f"{layer}.self_attn.{part}", c.width, c.width)
+        found |= norm(f"{layer}.self_attn_layer_norm", c.width) | norm(f"{layer}.final_layer_norm", c.width)
+        found |= dense(f"{layer}.fc1", c.ffn, c.width) | dense(f"{layer}.fc2", c.width, c.ffn)
+    return found | norm(f"{at}.ln_post", c.width) | dense(f"{at}.proj1", c.width, c.width) | dense(f"{at}.proj2", c.out, c.width)
 
 
 def _vision(c: VisionConfig) -> Shapes:
     at = "thinker.visual"
-    found = _conv(f"{at}.patch_embed.proj", c.width, c.channels, c.temporal, c.patch, c.patch)
+    found = conv(f"{at}.patch_embed.proj", c.width, c.channels, c.temporal, c.patch, c.patch)
     found[f"{at}.pos_embed.weight"] = (c.grid**2, c.width)
     for i in range(c.layers):
         block = f"{at}.blocks.{i}"
-        found |= _norm(f"{block}.norm1", c.width) | _norm(f"{block}.norm2", c.width)
-        found |= _dense(f"{block}.attn.qkv", 3 * c.width, c.width) | _dense(f"{block}.attn.proj", c.width, c.width)
-        found |= _dense(f"{block}.mlp.linear_fc1", c.ffn, c.width) | _dense(f"{block}.mlp.linear_fc2", c.width, c.ffn)
+        found |= norm(f"{block}.norm1", c.width) | norm(f"{block}.norm2", c.width)
+        found |= dense(f"{block}.attn.qkv", 3 * c.width, c.width) | dense(f"{block}.attn.proj", c.width, c.width)
+        found |= dense(f"{block}.mlp.linear_fc1", c.ffn, c.width) | dense(f"{block}.mlp.linear_fc2", c.width, c.ffn)
     wide = c.merge**2 * c.width
     for i in range(-1, len(c.deepstack)):
         merger = f"{at}.merger" if i < 0 else f"{at}.merger_list.{i}"
-        found |= _norm(f"{merger}.ln_q", c.width if i < 0 else wide)
-        found |= _dense(f"{merger}.mlp.0", wide, wide) | _dense(f"{merger}.mlp.2", c.out, wide)
+        found |= norm(f"{merger}.ln_q", c.width if i < 0 else wide)
+        found |= dense(f"{merger}.mlp.0", wide, wide) | dense(f"{merger}.mlp.2", c.out, wide)
     return found
 
 
@@ -232,8 +207,8 @@ def _talker(c: TalkerConfig) -> Shapes:
     names = decoder_names(c.decoder, "talker.", "codec_embedding", "talker.codec_head")
     found = dict(zip(names.values(), parameter_shapes(c.decoder).values(), strict=True))
     for projection in ("text_projection", "hidden_projection"):
-        found |= _dense(f"talker.{projection}.linear_fc1", c.decoder.ffn, c.thinker_width)
-        found |= _dense(f"talker.{projection}.linear_fc2", c.decoder.width, c.decoder.ffn)
+        found |= dense(f"talker.{projection}.linear_fc1", c.decoder.ffn, c.thinker_width)
+        found |= dense(f"talker.{projection}.linear_fc2", c.decoder.width, c.decoder.ffn)
     at = "talker.code_predictor"
     for name, shape in parameter_shapes(c.predictor).items():
         if name != "model.embed_tokens.weight":
@@ -250,29 +225,25 @@ def _vocoder(c: VocoderConfig) -> Shapes:
     for i in range(c.layers):
         at = f"code2wav.pre_transformer.layers.{i}"
         for part, out, into in (("q", queries, c.width), ("k", keys, c.width), ("v", keys, c.width), ("o", c.width, queries)):
-            found |= _dense(f"{at}.self_attn.{part}_proj", out, into, c.bias)
+            found |= dense(f"{at}.self_attn.{part}_proj", out, into, c.bias)
         for part, out, into in (("gate", c.ffn, c.width), ("up", c.ffn, c.width), ("down", c.width, c.ffn)):
-            found |= _dense(f"{at}.mlp.{part}_proj", out, into, bias=False)
-        found |= {f"{at}.{norm}.weight": (c.width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+            found |= dense(f"{at}.mlp.{part}_proj", out, into, bias=False)
+        found |= norm(f"{at}.input_layernorm", c.width, False) | norm(f"{at}.post_attention_layernorm", c.width, False)
         found |= {f"{at}.{part}_layer_scale.scale": (c.width,) for part in ("self_attn", "mlp")}
     found["code2wav.pre_transformer.norm.weight"] = (c.width,)
     for i, ratio in enumerate(c.ratios):
         at = f"code2wav.upsample.{i}"
-        found |= _conv(f"{at}.0.conv", c.width, c.width, ratio) | _conv(f"{at}.1.dwconv.conv", c.width, 1, 7)
-        found |= _norm(f"{at}.1.norm", c.width) | {f"{at}.1.gamma": (c.width,)}
-        found |= _dense(f"{at}.1.pwconv1", 4 * c.width, c.width) | _dense(f"{at}.1.pwconv2", c.width, 4 * c.width)
-    found |= _conv("code2wav.decoder.0.conv", c.channels, c.width, 7)
+        found |= conv(f"{at}.0.conv", c.width, c.width, ratio) | conv(f"{at}.1.dwconv.conv", c.width, 1, 7)
+        found |= norm(f"{at}.1.norm", c.width) | {f"{at}.1.gamma": (c.width,)}
+        found |= dense(f"{at}.1.pwconv1", 4 * c.width, c.width) | dense(f"{at}.1.pwconv2", c.width, 4 * c.width)
+    found |= conv("code2wav.decoder.0.conv", c.channels, c.width, 7)
     wide = c.channels
     for i, rate in enumerate(c.rates):
         at = f"code2wav.decoder.{i + 1}.block"
-        found |= _snake(f"{at}.0", wide) | _conv(f"{at}.1.conv", wide, wide // 2, 2 * rate, out=wide // 2)
+        found |= snake(f"{at}.0", wide) | conv(f"{at}.1.conv", wide, wide // 2, 2 * rate, out=wide // 2)
         wide //= 2
         for j in range(2, 5):
-            found |= _snake(f"{at}.{j}.act1", wide) | _conv(f"{at}.{j}.conv1.conv", wide, wide, 7)
-            found |= _snake(f"{at}.{j}.act2", wide) | _conv(f"{at}.{j}.conv2.conv", wide, wide, 1)
+            found |= snake(f"{at}.{j}.act1", wide) | conv(f"{at}.{j}.conv1.conv", wide, wide, 7)
+            found |= snake(f"{at}.{j}.act2", wide) | conv(f"{at}.{j}.conv2.conv", wide, wide, 1)
     last = len(c.rates) + 1
-    return found | _snake(f"code2wav.decoder.{last}", wide) | _conv(f"code2wav.decoder.{last + 1}.conv", 1, wide, 7)
-
-
-def _snake(at: str, channels: int) -> Shapes:
-    return {f"{at}.alpha": (channels,), f"{at}.beta": (channels,)}
+    return found | snake(f"code2wav.decoder.{last}", wide) | conv(f"code2wav.decoder.{last + 1}.conv", 1, wide, 7)
