@@ -83,6 +83,14 @@ def rope(f: Fields, interleaved: bool = True) -> tuple[float, tuple[int, int, in
     return theta or within or 10_000.0, tuple(section) if section else None
 
 
+def whole(f: Fields, key: str, *default: list[int], least: int = 1) -> tuple[int, ...]:
+    """A list of whole numbers, `least` or more."""
+    found = f.items(key, *default)
+    if not all(type(n) is int and n >= least for n in found):
+        raise f.wrong(key, f"whole numbers from {least} on are needed, not {f.values[key]!r:.80}")
+    return tuple(found)
+
+
 def full_attention(f: Fields) -> None:
     """Whether every layer of a decoder sees all that came before."""
     if any(kind != "full_attention" for kind in f.items("layer_types", [])) or f.flag("use_sliding_window", False):

@@ -6,7 +6,6 @@ and a wave is 1e-9, so a comparison would prove nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 
 from omni_runtime.weights.qwen3_omni_config import ARCHITECTURE, parse_omni_config
 from omni_runtime.weights.qwen3_omni_parts import OmniConfig, tensor_shapes
-from omni_runtime.weights.toy_folder import ADDED, toy_tokenizer, write_json, write_tensors
+from omni_runtime.weights.toy_folder import write_tensors
+from omni_runtime.weights.toy_omni import ROLES, Values, ids_of, merged, random_weights, template, vocabulary, write_small_files
 
 SPECIAL: tuple[str, ...] = (
     "<|endoftext|>",
@@ -27,37 +27,23 @@ SPECIAL: tuple[str, ...] = (
     "<|vision_start|>",
 )
 SPECIAL += ("<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
-ROLES = ("system", "user", "assistant")  # one token each, as in the published vocabulary
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
-    "{% elif part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TEMPLATE = template(
+    "<|audio_start|><|audio_pad|><|audio_end|>",
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "<|vision_start|><|video_pad|><|vision_end|>",
 )
 CODEBOOK, GROUPS = 64, 4
-
-Values = dict[str, Any]
-
-
-def merges() -> list[str]:
-    """Merges that spell each role, letter by letter."""
-    return [f"{role[:i]} {role[i]}" for role in ROLES for i in range(1, len(role))]
 
 
 def token_ids() -> dict[str, int]:
     """Ids of the special tokens and the roles."""
-    spelt = merges()
-    ids = {role: 256 + spelt.index(f"{role[:-1]} {role[-1]}") for role in ROLES}
-    return ids | {text: 256 + len(spelt) + i for i, text in enumerate(SPECIAL)}
+    return ids_of(SPECIAL)
 
 
 def toy_omni_config(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """config.json of a tiny model; `changes` is merged into it, object by object. A value of None removes a key."""
     ids = token_ids()
-    vocab = 16 * math.ceil((256 + len(merges()) + len(SPECIAL) + len(ADDED)) / 16)
+    vocab = vocabulary(SPECIAL)
     width, talk = 64, 48
     rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "interleaved": True, "mrope_interleaved": True}
     media = {f"{name}_token_id": ids[f"<|{name}_pad|>"] for name in ("audio", "image", "video")}
@@ -160,36 +146,17 @@ def toy_omni_config(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
             "hidden_act": "silu",
         },
     }
-    return _merged(found, changes or {})
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(base)
-    for key, value in changes.items():
-        inner = found.get(key)
-        found[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-    return {key: value for key, value in found.items() if value is not None}
+    return merged(found, changes or {})
 
 
 def toy_omni_weights(config: OmniConfig, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random float32 tensors: matrices and convolutions 1.2/sqrt(inputs), embeddings 0.5, norms around 1, biases 0.1."""
-    generator, weights = torch.Generator().manual_seed(seed), {}
-    for name, shape in tensor_shapes(config).items():
-        noise = torch.randn(shape, generator=generator)
-        last = name.rsplit(".", 1)[-1]
-        if last in ("scale", "gamma"):
-            weights[name] = 0.5 + 0.1 * noise
-        elif last in ("alpha", "beta", "bias"):
-            weights[name] = 0.1 * noise
-        elif len(shape) == 1:
-            weights[name] = 1 + 0.2 * noise
-        elif "embed" in name and "patch" not in name:
-            weights[name] = 0.5 * noise
-        else:
-            # Residual units add up: with 1.2 all the way the wave would be cut at 1 nearly everywhere.
-            gain = 0.6 if name.startswith("code2wav.decoder.") else 1.2
-            weights[name] = gain * (0.8 if shape[0] == 1 else 1.0) * noise / math.sqrt(math.prod(shape[1:]))
-    return weights
+    """See `random_weights`; matrices 1.2/sqrt(inputs)."""
+
+    def gain(name: str, shape: tuple[int, ...]) -> float:
+        # Residual units add up: with 1.2 all the way the wave would be cut at 1 nearly everywhere.
+        return (0.6 if name.startswith("code2wav.decoder.") else 1.2) * (0.8 if shape[0] == 1 else 1.0)
+
+    return random_weights(tensor_shapes(config), seed, gain, ("scale", "gamma"))
 
 
 def write_toy_omni(
@@ -213,25 +180,10 @@ def write_toy_omni(
         CheckpointError: a configuration that this runtime does not read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    settings, ids = toy_omni_config(changes), token_ids()
+    settings = toy_omni_config(changes)
     settings["dtype"] = str(dtype).removeprefix("torch.")
     config = parse_omni_config(settings, folder / "config.json")
-    write_json(folder / "config.json", settings)
-    stop = [ids["<|im_end|>"], ids["<|endoftext|>"]]
-    write_json(
-        folder / "generation_config.json", {"eos_token_id": stop, "pad_token_id": ids["<|endoftext|>"], "do_sample": False}
-    )
-    write_json(folder / "tokenizer.json", toy_tokenizer(merges(), SPECIAL))
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    write_json(folder / "tokenizer_config.json", names)
-    size = {"shortest_edge": 64, "longest_edge": 16 * 1024}
-    images: Values = {
-        "patch_size": config.vision.patch,
-        "merge_size": config.vision.merge,
-        "temporal_patch_size": config.vision.temporal,
-    }
-    images |= {"size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "feature_size": config.audio.mels}
-    write_json(folder / "preprocessor_config.json", images | {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000})
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    vision = {"patch_size": config.vision.patch, "merge_size": config.vision.merge, "temporal_patch_size": config.vision.temporal}
+    write_small_files(folder, settings, SPECIAL, TEMPLATE, vision, config.audio.mels)
     write_tensors(folder, {name: w.to(dtype) for name, w in toy_omni_weights(config, seed).items()}, shards)
     return folder

@@ -16,7 +16,8 @@ transformers = pytest.importorskip("transformers")
 from omni_runtime.errors import CheckpointError  # noqa: E402
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer  # noqa: E402
 from omni_runtime.weights.toy_folder import ADDED, toy_tokenizer, write_json  # noqa: E402
-from omni_runtime.weights.toy_qwen3_omni import SPECIAL, TEMPLATE, merges, write_toy_omni  # noqa: E402
+from omni_runtime.weights.toy_omni import merges  # noqa: E402
+from omni_runtime.weights.toy_qwen3_omni import SPECIAL, TEMPLATE, write_toy_omni  # noqa: E402
 
 PAIRS = [*merges(), "h e", "l l", "he ll", "Ġ hell", "Ġhell o", "1 2", "' t", "Ġ Ġ", "Ċ Ċ", "t h"]
 
