@@ -1,19 +1,23 @@
-"""What the encoders of Qwen3-Omni share: attention within stretches of one long row, and layers made of named tensors.
+"""What encoders share: attention within stretches of one long row, places in it, and layers made of named tensors.
 
-Suffixes: T tokens of all stretches, D width, H heads, E head dimension, N tokens of one stretch.
+Suffixes: T tokens of all stretches, D width, H heads, E head dimension, N tokens of one stretch, 2 axes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.kernels import rms_norm
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
+Grid = tuple[int, int, int]
+"""Steps of time, rows and columns of patches."""
 
 
 def attend(q_THE: torch.Tensor, k_THE: torch.Tensor, v_THE: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -26,6 +30,21 @@ def attend(q_THE: torch.Tensor, k_THE: torch.Tensor, v_THE: torch.Tensor, length
         out_1HNE = F.scaled_dot_product_attention(q, k, v)
         parts.append(out_1HNE[0].transpose(0, 1).flatten(1))
     return torch.cat(parts)
+
+
+def sinusoids(length: int, width: int) -> torch.Tensor:
+    """place_ND: sines, then cosines, of rates that fall geometrically from 1 to 1/10000 (Vaswani et al. 2017, section 3.5)."""
+    rate_F = torch.exp(-math.log(10_000) / (width // 2 - 1) * torch.arange(width // 2).float())
+    angle_NF = torch.arange(length)[:, None] * rate_F
+    return torch.cat([angle_NF.sin(), angle_NF.cos()], 1)
+
+
+def places(grid: Grid, merge: int) -> torch.Tensor:
+    """Row and column of each patch, [T, 2], block of merge x merge by block: the order of `patches.py`."""
+    steps, rows, columns = grid
+    place = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), -1)
+    blocks = place.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2)
+    return blocks.reshape(-1, 2).repeat(steps, 1)
 
 
 class Parts:
@@ -47,3 +66,8 @@ class Parts:
         """A layer norm."""
         weight, bias = self.take(f"{name}.weight"), self.take(f"{name}.bias")
         return lambda x_TD: F.layer_norm(x_TD, x_TD.shape[-1:], weight, bias, eps)
+
+    def rms(self, name: str, eps: float) -> Norm:
+        """An RMS norm."""
+        weight = self.take(f"{name}.weight")
+        return lambda x_TD: rms_norm(x_TD, weight, eps)

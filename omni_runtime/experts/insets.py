@@ -19,7 +19,7 @@ from omni_runtime import work
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.decoder import Given
 from omni_runtime.experts.multimodal_positions import Media, interleaved, vectors
-from omni_runtime.weights.qwen3_omni_parts import Tokens
+from omni_runtime.weights.omni_parts import MediaTokens, Timing
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Medium(NamedTuple):
 
 def expand(
     ids: Sequence[int],
-    tokens: Tokens,
+    tokens: MediaTokens,
     media: Media,
     merge: int,
-    a_second: int,
+    timing: Timing,
     audio_end: int,
     together: bool | Sequence[bool] = False,
 ) -> list[int]:
@@ -56,7 +56,7 @@ def expand(
         tokens: which of them are placeholders.
         media: in the order of the prompt. The sound of a clip that is mixed with it stands among the sounds where the clip does.
         merge: patches a side that are one vector.
-        a_second: positions for a second of a clip.
+        timing: how positions run through clips.
         audio_end: the token that ends a sound.
         together: whether each clip is mixed with its sound, which has no placeholder of its own; one word for all, or one a clip.
 
@@ -73,7 +73,7 @@ def expand(
             elif token == tokens.audio:
                 found += [token] * next(sounds)
             elif token == tokens.video and next(mixed):
-                order = interleaved(next(clips), next(sounds), merge, a_second)
+                order = interleaved(next(clips), next(sounds), merge, timing)
                 found += [tokens.audio_start, *(tokens.video if one else tokens.audio for one in order), audio_end]
             elif token == tokens.video:
                 found += [token] * vectors(next(clips).grid, merge)
@@ -86,7 +86,7 @@ def expand(
     return found
 
 
-def insets(ids: Sequence[int], tokens: Tokens, media: Media, merge: int) -> list[Inset]:
+def insets(ids: Sequence[int], tokens: MediaTokens, media: Media, merge: int) -> list[Inset]:
     """The stretches of placeholders of an expanded prompt, in its order. `place` has checked that they fit."""
     sizes = {
         "image": [vectors(grid, merge) for grid in media.images],

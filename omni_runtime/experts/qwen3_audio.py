@@ -10,14 +10,13 @@ Suffixes: B bins, T frames, C chunks of equal length, F rows after convolution, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.encoder_layers import Norm, Parts, Tensors, attend
+from omni_runtime.experts.encoder_layers import Norm, Parts, Tensors, attend, sinusoids
 from omni_runtime.experts.linear import Linear
 from omni_runtime.weights.qwen3_omni_parts import CHUNK_TOKENS, AudioConfig
 
@@ -101,10 +100,3 @@ class AudioEncoder:
             x = F.gelu(F.conv2d(x, weight, bias, stride=2, padding=1))
         x_CND = self._conv_out(x.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)).view(len(x), x.shape[3], -1)
         return x_CND + self._place_ND[: x.shape[3]]
-
-
-def sinusoids(length: int, width: int) -> torch.Tensor:
-    """place_ND: sines, then cosines, of rates that fall geometrically from 1 to 1/10000 (Vaswani et al. 2017, section 3.5)."""
-    rate_F = torch.exp(-math.log(10_000) / (width // 2 - 1) * torch.arange(width // 2).float())
-    angle_NF = torch.arange(length)[:, None] * rate_F
-    return torch.cat([angle_NF.sin(), angle_NF.cos()], 1)

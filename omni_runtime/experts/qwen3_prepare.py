@@ -84,7 +84,7 @@ class Prepare:
             return self._items(short, [], found, None)
         c = self.config
         media = Media(tuple(found.images), tuple(found.clips), tuple(audio_tokens(mel.shape[1]) for mel in found.sounds))
-        ids = expand(short, c.tokens, media, c.vision.merge, c.positions_a_second, self._audio_end, found.mixed)
+        ids = expand(short, c.tokens, media, c.vision.merge, c.timing, self._audio_end, found.mixed)
         self._check_length(len(ids))
         return self._items(ids, insets(ids, c.tokens, media, c.vision.merge), found, media)
 
@@ -111,7 +111,7 @@ class Prepare:
         if media is None:
             return [None, 0.0]
         c = self.config
-        placed = place(ids, c.tokens, media, c.vision.merge, c.positions_a_second, together)
+        placed = place(ids, c.tokens, media, c.vision.merge, c.timing, together)
         shift = placed.next - len(ids)
         if not shift and (placed.position_3N == np.arange(len(ids), dtype=np.float32)).all():  # sound counts on like text
             return [None, 0.0]

@@ -16,16 +16,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.encoder_layers import Norm, Parts, Tensors, attend
+from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Tensors, attend, places
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.rotary import falling, halves, turn
 from omni_runtime.weights.qwen3_omni_parts import VisionConfig
 
 EPS = 1e-6
 ROPE_BASE = 10_000.0
-
-Grid = tuple[int, int, int]
-"""Steps of time, rows and columns of patches."""
 
 
 class Seen(NamedTuple):
@@ -93,7 +90,7 @@ class VisionEncoder:
             wanted = steps * rows * columns, c.pixels
             assert tuple(patches_TX.shape) == wanted, f"{tuple(patches_TX.shape)} patches where {wanted} are needed"
         grids = [grid for _, grid in pictures]
-        places_T2 = torch.cat([self._places(grid) for grid in grids])
+        places_T2 = torch.cat([places(grid, self.config.merge) for grid in grids])
         x_TX = torch.cat([patches_TX for patches_TX, _ in pictures]).to(self.device, torch.float32)
         x_TD = F.linear(x_TX, self._patch_DX, self._patch_D) + torch.cat([self._table(grid) for grid in grids])
         angle_TF = (places_T2.float()[..., None] * self._frequency).flatten(1)
@@ -118,20 +115,12 @@ class VisionEncoder:
         x = how.norm(x_TD.reshape(-1, wide)) if how.after else how.norm(x_TD).view(-1, wide)
         return how.second(F.gelu(how.first(x)))
 
-    def _places(self, grid: Grid) -> torch.Tensor:
-        """Row and column of each patch, [T, 2], block by block."""
-        steps, rows, columns = grid
-        merge = self.config.merge
-        place = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), -1)
-        blocks = place.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2)
-        return blocks.reshape(-1, 2).repeat(steps, 1)
-
     def _table(self, grid: Grid) -> torch.Tensor:
         """The table of positions at this grid, [T, D]: between the four nearest places, the corners on the corners."""
         side = self.config.grid
         total: torch.Tensor | float = 0.0
         axes = []
-        for at, size in zip(self._places(grid).unbind(1), grid[1:], strict=True):
+        for at, size in zip(places(grid, self.config.merge).unbind(1), grid[1:], strict=True):
             exact = at.float() * (side - 1) / max(size - 1, 1)
             low = exact.floor()
             share = exact - low

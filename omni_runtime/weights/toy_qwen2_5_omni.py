@@ -85,7 +85,7 @@ def toy_qwen25_weights(config: Qwen25Config, seed: int = 0) -> dict[str, torch.T
     def gain(name: str, shape: tuple[int, ...]) -> float:
         if name.startswith(WAVES):
             # Residual units add up: with 1.2 all the way the wave would be cut at 1 nearly everywhere.
-            return 0.55 if ".ups." in name else 0.6
+            return 0.72
         return 0.8 if name.startswith(FLOW) else 1.2
 
     shapes: Shapes = tensor_shapes(config)

@@ -17,6 +17,7 @@ from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.experts.insets import expand, insets, overlapping  # noqa: E402
 from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, Placed, interleaved, place, vectors  # noqa: E402
 from omni_runtime.experts.qwen3_audio import audio_tokens  # noqa: E402
+from omni_runtime.weights.omni_parts import Timing  # noqa: E402
 
 T = folder().config.tokens
 AUDIO_END, VISION_END = T.audio_start + 1, T.vision_start + 1
@@ -50,7 +51,7 @@ class Mix:
             elif with_sound:
                 clips.append(Clip(grid, rng.choice(SECONDS)))
                 self.frames.append(rng.randrange(1, 900))
-                order = interleaved(clips[-1], audio_tokens(self.frames[-1]), 2, 13)
+                order = interleaved(clips[-1], audio_tokens(self.frames[-1]), 2, Timing(13))
                 self.ids += [
                     T.vision_start,
                     T.audio_start,
@@ -69,7 +70,7 @@ class Mix:
         self.with_sound = with_sound
 
     def ours(self, told: bool = True) -> Placed:
-        return place(self.ids, T, self.media, 2, 13, told)
+        return place(self.ids, T, self.media, 2, Timing(13), told)
 
     def theirs(self, told: bool = True) -> tuple[torch.Tensor, float]:
         ids = torch.tensor([self.ids])
@@ -111,7 +112,7 @@ def test_a_talker_is_not_told_of_sounds_in_clips() -> None:
 def test_placeholders_and_what_stands_behind_them(with_sound: bool) -> None:
     for seed in range(60):
         mix = Mix(seed, with_sound)
-        assert expand(mix.short, T, mix.media, 2, 13, AUDIO_END, with_sound) == mix.ids
+        assert expand(mix.short, T, mix.media, 2, Timing(13), AUDIO_END, with_sound) == mix.ids
         rows: dict[tuple[str, int], list[int]] = {}
         placeholders = [i for i, token in enumerate(mix.ids) if token in (T.image, T.video, T.audio)]
         found = insets(mix.ids, T, mix.media, 2)
@@ -129,20 +130,20 @@ def test_placeholders_and_what_stands_behind_them(with_sound: bool) -> None:
 
 def test_placeholders_without_media() -> None:
     with pytest.raises(RequestError, match="more placeholders than media"):
-        expand([1, T.image], T, Media(), 2, 13, AUDIO_END)
+        expand([1, T.image], T, Media(), 2, Timing(13), AUDIO_END)
     with pytest.raises(RequestError, match="1 media have no placeholder"):
-        expand([1], T, Media(sounds=(3,)), 2, 13, AUDIO_END)
+        expand([1], T, Media(sounds=(3,)), 2, Timing(13), AUDIO_END)
 
 
 def test_plain_text_counts_on() -> None:
-    placed = place([1, 2, 3], T, Media(), 2, 13)
+    placed = place([1, 2, 3], T, Media(), 2, Timing(13))
     assert placed.position_3N.tolist() == [[0, 1, 2]] * 3
     assert placed.next == 3
-    assert place([T.vision_start, 7], T, Media(), 2, 13).next == 2  # a mark that somebody typed
+    assert place([T.vision_start, 7], T, Media(), 2, Timing(13)).next == 2  # a mark that somebody typed
 
 
 def test_a_clip_and_its_sound_by_time() -> None:
-    order = interleaved(Clip((2, 2, 2), 0.2), 4, 2, 10)  # frames due at 0 and 2
+    order = interleaved(Clip((2, 2, 2), 0.2), 4, 2, Timing(10))  # frames due at 0 and 2
     assert order == [True, False, False, True, False, False]
 
 
@@ -158,4 +159,4 @@ def test_a_clip_and_its_sound_by_time() -> None:
 )
 def test_what_does_not_fit(ids: list[int], media: Media, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        place(ids, T, media, 2, 13)
+        place(ids, T, media, 2, Timing(13))

@@ -21,6 +21,7 @@ from omni_runtime.experts.multimodal_positions import Clip, Media, place  # noqa
 from omni_runtime.experts.patches import PatchRules, image_patches, video_patches  # noqa: E402
 from omni_runtime.experts.qwen3_audio import audio_tokens  # noqa: E402
 from omni_runtime.experts.qwen3_talker import TalkSpan, user_turns  # noqa: E402
+from omni_runtime.weights.omni_parts import Timing  # noqa: E402
 
 torch.set_num_threads(1)
 T = folder().config.tokens
@@ -53,7 +54,7 @@ class Request:
         ids += [T.vision_start, T.video, end_seen] * clips
         ids += [T.audio_start, T.audio, end_heard] * (sounds - clips * sound_of_clip)
         ids += [*b" what?", T.im_end, 10, T.im_start, T.assistant, 10]
-        self.ids = expand(ids, T, self.media, 2, 13, end_heard, sound_of_clip)
+        self.ids = expand(ids, T, self.media, 2, Timing(13), end_heard, sound_of_clip)
 
     def for_generate(self) -> dict[str, Any]:
         ids = torch.tensor([self.ids])
@@ -88,7 +89,7 @@ class Heard:
         self.made = {(kind, i - len(request.images) * (kind == "video")): made for (kind, i), made in self.made.items()}
         self.made |= {("audio", i): Medium(vectors_ND) for i, vectors_ND in enumerate(heard)}
         self.request, self.insets = request, insets(request.ids, T, request.media, 2)
-        self.placed = place(request.ids, T, request.media, 2, folder().config.positions_a_second)
+        self.placed = place(request.ids, T, request.media, 2, folder().config.timing)
 
     def span(self, cache: Any, start: int, stop: int, draw: bool) -> Span:
         own = [(inset, self.made[inset.kind, inset.item]) for inset in overlapping(self.insets, start, stop)]
@@ -139,7 +140,7 @@ def test_whole_answers(asked: tuple[int, int, int, bool]) -> None:
     pad_D, bos_D, eos_D = text([T.tts_pad, T.tts_bos, T.tts_eos])
     said_TD = text(answer)
     vectors_TD = torch.cat([user_TD, talker().opening(text(request.ids[-3:]), pad_D, bos_D, said_TD[0], "Ethan")])
-    placed = place([*(request.ids[i] for i in places), *[T.tts_pad] * 9], T, request.media, 2, 13, together=False)
+    placed = place([*(request.ids[i] for i in places), *[T.tts_pad] * 9], T, request.media, 2, Timing(13), together=False)
     trailing = [*said_TD[1:-1], eos_D]
     frames: list[tuple[int, ...]] = []
     talking = talker().model.cache()
