@@ -233,6 +233,7 @@ class DecoderLM:
         for span in spans:
             self.check(span)
         config = self.config
+        assert not config.embedding or all(span.given is not None for span in spans), "this decoder is fed vectors only"
         assert self._head is not None or not any(span.draw for span in spans), "this decoder has no head to draw with"
         lengths = [span.count for span in spans]
         positions = [range(span.start, span.start + n) for span, n in zip(spans, lengths, strict=True)]

@@ -57,10 +57,13 @@ class Parts:
         """A tensor."""
         return self._weights[name].detach().to(self._device, torch.float32)
 
-    def dense(self, *names: str, bias: bool = True) -> Linear:
-        """Linear layers side by side, as one product."""
+    def dense(self, *names: str, bias: bool = True, order: torch.Tensor | None = None) -> Linear:
+        """Linear layers side by side, as one product; `order` is that of their outputs."""
+        weight = torch.cat([self.take(f"{name}.weight") for name in names])
         biases = torch.cat([self.take(f"{name}.bias") for name in names]) if bias else None
-        return linear(torch.cat([self.take(f"{name}.weight") for name in names]), biases, self._layout)
+        if order is not None:
+            weight, biases = weight[order], None if biases is None else biases[order]
+        return linear(weight, biases, self._layout)
 
     def norm(self, name: str, eps: float) -> Norm:
         """A layer norm."""

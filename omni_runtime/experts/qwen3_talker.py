@@ -14,44 +14,20 @@ Suffixes: T tokens or frames, D width of the talker, W width of the thinker, G c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.draw import Draw
 from omni_runtime.errors import RequestError, unknown
-from omni_runtime.experts.decoder import DecoderLM, Given, KVCache, Span
-from omni_runtime.experts.edits import History
+from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.qwen3_predictor import CodePredictor, inner
 from omni_runtime.experts.sampling import draw
+from omni_runtime.experts.talk_span import Talked, TalkSpan
 from omni_runtime.weights.qwen3_omni_parts import TalkerConfig, Tokens
 
 RESERVED = 1024  # ids at the end of the vocabulary that are marks and speakers: never drawn, except the one that ends
 HEAD = 3  # tokens of <|im_start|>assistant\n
-
-
-@dataclass(frozen=True)
-class TalkSpan:
-    """Vectors of one sequence, and perhaps a frame after the last of them."""
-
-    cache: KVCache
-    start: int
-    vectors_TD: torch.Tensor
-    talk: Draw  # how code 0 is drawn
-    frame: int = -1  # which frame of the answer to draw; -1: none
-    predict: Draw | None = None  # how the other codes are; None: as code 0
-    history: History | None = None  # codes 0 of the answer so far, for penalties
-    positions_3T: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Talked:
-    """What a span gave."""
-
-    code: int  # code 0, or -1
-    frame: tuple[int, ...]  # all codes; empty where the answer ends or nothing was drawn
 
 
 def user_turns(ids: Sequence[int], tokens: Tokens) -> list[int]:
@@ -169,8 +145,7 @@ class Talker:
             RequestError: a span ends beyond the last position, or its edits leave no code that could be drawn.
             FloatingPointError: a row's logits are not numbers.
         """
-        fed = [Span(span.cache, span.start, (), span.frame >= 0, Given(span.vectors_TD, span.positions_3T)) for span in spans]
-        ran = self.model.run(fed)
+        ran = self.model.run([span.fed for span in spans])
         logits_RV = ran.logits_RV
         logits_RV[:, self._never] = -torch.inf
         drawing, codes, ends, end = iter(logits_RV), [], [], 0

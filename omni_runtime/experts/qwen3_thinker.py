@@ -14,17 +14,15 @@ from typing import Any
 import torch
 
 from omni_runtime.errors import RequestError
-from omni_runtime.experts import insets
-from omni_runtime.experts.decoder import DecoderLM, Given
-from omni_runtime.experts.insets import Medium
+from omni_runtime.experts.decoder import DecoderLM
+from omni_runtime.experts.media_lm import MediaLM
 from omni_runtime.experts.qwen3_options import open_folder, read_options
 from omni_runtime.experts.slots import Slots
-from omni_runtime.experts.text_lm import TextLM
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
-from omni_runtime.work import ArStep, Inset, Row, TensorRef
+from omni_runtime.work import ArStep, Row, TensorRef
 
 
-class Thinker(TextLM):
+class Thinker(MediaLM):
     """The expert. `accept` is the layer whose input goes to a talker; None: there is no talker."""
 
     def __init__(self, model: DecoderLM, pieces: Sequence[bytes], accept: int | None = None) -> None:
@@ -33,27 +31,6 @@ class Thinker(TextLM):
 
     def taps_of(self, steps: Sequence[ArStep]) -> tuple[int, ...]:
         return (self._accept,) if self._accept is not None and any(step.inner for step in steps) else ()
-
-    def given(self, row: Row, step: ArStep, slots: Slots) -> Given | None:
-        """Vectors in place of placeholders, and where the tokens stand.
-
-        Raises:
-            RequestError: an inset's tensors are not of this model.
-        """
-        positions_3N = insets.positions(step.start, len(step.tokens), step.positions, step.shift)
-        if not step.insets:
-            return None if positions_3N is None else Given(positions_3N=positions_3N)
-        own = [(found, self._medium(row, found, slots)) for found in step.insets]
-        return insets.given(self.model.embed(step.tokens), step.start, own, positions_3N)
-
-    def _medium(self, row: Row, inset: Inset, slots: Slots) -> Medium:
-        vectors_MD: torch.Tensor = slots.read(inset.vectors)
-        features_LMD: torch.Tensor | None = None if inset.features is None else slots.read(inset.features)
-        for kept, axes in ((vectors_MD, 2), (features_LMD, 3)):
-            if kept is not None and (kept.ndim != axes or kept.shape[-1] != self.model.config.width):
-                shape, width = tuple(kept.shape), self.model.config.width
-                raise RequestError(f"loop {row.loop!r}: a medium of shape {shape}; this model's vectors have {width} numbers")
-        return Medium(vectors_MD, features_LMD)
 
     def inner(
         self, row: Row, step: ArStep, taps: Mapping[int, torch.Tensor], at: int, slots: Slots

@@ -21,8 +21,9 @@ from omni_runtime.experts.decoder import KVCache
 from omni_runtime.experts.edits import History
 from omni_runtime.experts.qwen3_options import open_folder, read_options
 from omni_runtime.experts.qwen3_predictor import CodePredictor
-from omni_runtime.experts.qwen3_talker import Talker, TalkSpan
+from omni_runtime.experts.qwen3_talker import Talker
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.talk_span import TalkSpan
 from omni_runtime.work import Row, StepResult, TalkStep
 
 OPENING = 9  # positions

@@ -90,7 +90,8 @@ class TextLM:
         for row, step, result in zip(rows, steps, drawn, strict=True):
             if step.hidden:
                 # A row of its own: a view would keep the hidden states of the whole batch alive until the last reader is done.
-                own = [hidden_D.clone() for hidden_D in hidden_TD[at : at + len(step.tokens)]]
+                here = slice(at, at + len(step.tokens))
+                own = [hidden_D.clone() for hidden_D in self.handed(step, hidden_TD[here], {i: x[here] for i, x in taps.items()})]
                 refs = tuple(slots.keep(row, "hidden", step.start + i, hidden_D) for i, hidden_D in enumerate(own))
                 result.tensors = {"hidden": refs}
             if step.inner:
@@ -99,8 +100,12 @@ class TextLM:
         return drawn
 
     def taps_of(self, steps: Sequence[ArStep]) -> tuple[int, ...]:
-        """Layers whose input `inner` is to have."""
+        """Layers whose input `inner` and `handed` are to have."""
         return ()
+
+    def handed(self, step: ArStep, hidden_ND: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """What port "hidden" has for the tokens of a step, [N, D]."""
+        return hidden_ND
 
     def given(self, row: Row, step: ArStep, slots: Slots) -> Given | None:
         """What a step brings beside ids.

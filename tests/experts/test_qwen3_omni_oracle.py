@@ -20,7 +20,8 @@ from omni_runtime.experts.log_mel import log_mel  # noqa: E402
 from omni_runtime.experts.multimodal_positions import Clip, Media, place  # noqa: E402
 from omni_runtime.experts.patches import PatchRules, image_patches, video_patches  # noqa: E402
 from omni_runtime.experts.qwen3_audio import audio_tokens  # noqa: E402
-from omni_runtime.experts.qwen3_talker import TalkSpan, user_turns  # noqa: E402
+from omni_runtime.experts.qwen3_talker import user_turns  # noqa: E402
+from omni_runtime.experts.talk_span import TalkSpan  # noqa: E402
 from omni_runtime.weights.omni_parts import Timing  # noqa: E402
 
 torch.set_num_threads(1)

@@ -17,8 +17,9 @@ from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.experts.decoder import KVCache, Span  # noqa: E402
 from omni_runtime.experts.edits import History  # noqa: E402
 from omni_runtime.experts.qwen3_predictor import INNER, inner  # noqa: E402
-from omni_runtime.experts.qwen3_talker import TalkSpan, user_turns  # noqa: E402
+from omni_runtime.experts.qwen3_talker import user_turns  # noqa: E402
 from omni_runtime.experts.sampling import draw  # noqa: E402
+from omni_runtime.experts.talk_span import TalkSpan  # noqa: E402
 
 torch.set_num_threads(1)
 GREEDY = Draw(0, 5)
