@@ -1,9 +1,9 @@
 """The flow of Qwen2.5-Omni's token2wav: codes to mel frames, along an ODE from noise (flow matching, Lipman et al. 2023).
 
 One call of `velocity` is one pass of the transformer for each window, with both branches of its guidance. Mel frames come in
-blocks of 24. A layer sees a block by itself; a few also see the block before, or the next one. So a velocity depends on two blocks
-before and one after, whatever the depth, and all is computed block by block: windows of any length are one batch, without masks
-over all pairs of frames.
+blocks of 24. A layer sees a block by itself; a few also see the block before, or the next one. So a velocity depends on two
+blocks before and one after, whatever the depth, and all is computed block by block: windows of any length are one batch, without
+masks over all pairs of frames.
 
 The first head alone is turned by positions; pairs (0, 1), (2, 3), ... of its numbers turn together, which is the usual order of
 halves once its rows of the weights are sorted.
@@ -155,15 +155,9 @@ class _Blocks:
         index = torch.arange(sum(counts))
         at = torch.cat([torch.arange(count) for count in counts])
         left = torch.cat([torch.arange(count - 1, -1, -1) for count in counts])  # blocks after this one
-        self._beside = {
-            -1: torch.where(at > 0, index - 1, index).to(device),
-            1: torch.where(left > 0, index + 1, index).to(device),
-        }
-        self._has = {
-            -1: (at > 0).to(device),
-            0: torch.ones(len(index), dtype=torch.bool, device=device),
-            1: (left > 0).to(device),
-        }
+        has = {-1: at > 0, 0: at >= 0, 1: left > 0}
+        self._has = {look: has[look].to(device) for look in has}
+        self._beside = {look: torch.where(has[look], index + look, index).to(device) for look in has}
 
     def seen(self, x_NHBE: torch.Tensor, looks: tuple[int, ...]) -> torch.Tensor:
         """Keys or values of all blocks that each block sees."""
