@@ -43,3 +43,12 @@ def normal_noise(seed: int, node: int, count: int) -> npt.NDArray[np.float32]:
     """
     rows = -(-count // 8)
     return complex_noise(seed | node << 64, 0, rows, 4).view(np.float32).reshape(-1)[:count]
+
+
+def frame_noise(seed: int, node: int, first: int, count: int, width: int) -> npt.NDArray[np.float32]:
+    """Rows first .. first+count of an endless table of standard normals, float32 [count, width]: the noise of mel frames.
+
+    Key = (seed, node). A frame's noise is the same in whatever chunk it is made.
+    """
+    made = complex_noise(seed | node << 64, first, count, -(-width // 2))
+    return made.view(np.float32).reshape(count, -1)[:, :width]
