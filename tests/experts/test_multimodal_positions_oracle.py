@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
@@ -11,87 +9,27 @@ pytestmark = [pytest.mark.torch, pytest.mark.oracle]
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from media_mix import Mix  # noqa: E402
+from media_request import Family  # noqa: E402
 from tiny_qwen3 import folder, reference  # noqa: E402
 
 from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.experts.insets import expand, insets, overlapping  # noqa: E402
-from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, Placed, interleaved, place, vectors  # noqa: E402
+from omni_runtime.experts.multimodal_positions import Clip, Media, interleaved, place, vectors  # noqa: E402
 from omni_runtime.experts.qwen3_audio import audio_tokens  # noqa: E402
 from omni_runtime.weights.omni_parts import Timing  # noqa: E402
 
 T = folder().config.tokens
 AUDIO_END, VISION_END = T.audio_start + 1, T.vision_start + 1
-SECONDS = [2.0, 1.0, 0.5, 2 / 3, 0.08]
-
-
-class Mix:
-    """A random prompt, and what its placeholders stand for."""
-
-    def __init__(self, seed: int, with_sound: bool) -> None:
-        rng = random.Random(seed)
-        self.ids: list[int] = []
-        self.short: list[int] = []  # with one placeholder a medium, as a chat template has it
-        self.frames: list[int] = []  # of mel, by sound
-        images: list[Grid] = []
-        clips: list[Clip] = []
-        for _ in range(rng.randrange(1, 6)):
-            text = [rng.randrange(256) for _ in range(rng.choice([0, 0, 1, 5]))]
-            self.ids += text
-            self.short += text
-            kind = rng.choice(["image", "video", "audio"])
-            grid = (rng.randrange(1, 5) if kind == "video" else 1, 2 * rng.randrange(1, 5), 2 * rng.randrange(1, 5))
-            if kind == "audio":
-                self.frames.append(rng.randrange(1, 400))
-                self.ids += [T.audio_start, *[T.audio] * audio_tokens(self.frames[-1]), AUDIO_END]
-                self.short += [T.audio_start, T.audio, AUDIO_END]
-            elif kind == "image":
-                images.append(grid)
-                self.ids += [T.vision_start, *[T.image] * vectors(grid, 2), VISION_END]
-                self.short += [T.vision_start, T.image, VISION_END]
-            elif with_sound:
-                clips.append(Clip(grid, rng.choice(SECONDS)))
-                self.frames.append(rng.randrange(1, 900))
-                order = interleaved(clips[-1], audio_tokens(self.frames[-1]), 2, Timing(13))
-                self.ids += [
-                    T.vision_start,
-                    T.audio_start,
-                    *[T.video if one else T.audio for one in order],
-                    AUDIO_END,
-                    VISION_END,
-                ]
-            else:
-                clips.append(Clip(grid, rng.choice(SECONDS)))
-                self.ids += [T.vision_start, *[T.video] * vectors(grid, 2), VISION_END]
-            self.short += [T.vision_start, T.video, VISION_END] * (kind == "video")
-        text = [rng.randrange(256) for _ in range(rng.choice([0, 1, 4]))]
-        self.ids += text
-        self.short += text
-        self.media = Media(tuple(images), tuple(clips), tuple(map(audio_tokens, self.frames)))
-        self.with_sound = with_sound
-
-    def ours(self, told: bool = True) -> Placed:
-        return place(self.ids, T, self.media, 2, Timing(13), told)
-
-    def theirs(self, told: bool = True) -> tuple[torch.Tensor, float]:
-        ids = torch.tensor([self.ids])
-        positions, deltas = reference().thinker.get_rope_index(
-            ids,
-            torch.tensor(self.media.images) if self.media.images else None,
-            torch.tensor([clip.grid for clip in self.media.clips]) if self.media.clips else None,
-            torch.ones_like(ids),
-            self.with_sound and told,
-            torch.tensor(self.frames) if self.frames else None,
-            torch.tensor([clip.seconds for clip in self.media.clips]) if self.media.clips else None,
-        )
-        return positions[:, 0], float(deltas) + len(self.ids)
+FAMILY = Family(T, Timing(13), {}, audio_tokens)
 
 
 @pytest.mark.parametrize("with_sound", [False, True])
 def test_random_mixes(with_sound: bool) -> None:
     mixed = 0
     for seed in range(150):
-        mix = Mix(seed, with_sound)
-        ours, (positions, after) = mix.ours(), mix.theirs()
+        mix = Mix(seed, with_sound, FAMILY)
+        ours, (positions, after) = mix.ours(), mix.theirs(reference())
         assert torch.equal(torch.from_numpy(ours.position_3N), positions.float()), seed
         assert ours.next == pytest.approx(after, abs=1e-3), seed
         mixed += bool(mix.media.clips) and bool(mix.media.sounds) and bool(mix.media.images)
@@ -101,8 +39,8 @@ def test_random_mixes(with_sound: bool) -> None:
 def test_a_talker_is_not_told_of_sounds_in_clips() -> None:
     different = 0
     for seed in range(150):
-        mix = Mix(seed, True)
-        ours, (positions, _) = mix.ours(told=False), mix.theirs(told=False)
+        mix = Mix(seed, True, FAMILY)
+        ours, (positions, _) = mix.ours(told=False), mix.theirs(reference(), told=False)
         assert torch.equal(torch.from_numpy(ours.position_3N), positions.float()), seed
         different += not np.array_equal(ours.position_3N, mix.ours().position_3N)
     assert different > 30
@@ -111,7 +49,7 @@ def test_a_talker_is_not_told_of_sounds_in_clips() -> None:
 @pytest.mark.parametrize("with_sound", [False, True])
 def test_placeholders_and_what_stands_behind_them(with_sound: bool) -> None:
     for seed in range(60):
-        mix = Mix(seed, with_sound)
+        mix = Mix(seed, with_sound, FAMILY)
         assert expand(mix.short, T, mix.media, 2, Timing(13), AUDIO_END, with_sound) == mix.ids
         rows: dict[tuple[str, int], list[int]] = {}
         placeholders = [i for i, token in enumerate(mix.ids) if token in (T.image, T.video, T.audio)]
