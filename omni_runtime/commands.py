@@ -201,7 +201,7 @@ def paint(
 
 @cli.command()
 def toy(
-    kind: Annotated[str, typer.Argument(help="qwen3-omni, llama, qwen2, qwen3 or qwen3-moe")],
+    kind: Annotated[str, typer.Argument(help="qwen3-omni, qwen2_5-omni, llama, qwen2, qwen3 or qwen3-moe")],
     folder: Annotated[Path, typer.Argument(help="a new folder")],
     seed: Annotated[int, typer.Option(help="of the random weights", min=0)] = 0,
 ) -> None:

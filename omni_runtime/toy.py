@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omni_runtime.errors import RequestError, unknown
 
-OMNI = "qwen3_omni"
-KINDS = (OMNI, "llama", "qwen2", "qwen3", "qwen3_moe")
+OMNI = ("qwen3_omni", "qwen2_5_omni")
+KINDS = (*OMNI, "llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 def write_toy_checkpoint(kind: str, folder: Path, seed: int = 0) -> str:
@@ -27,10 +27,11 @@ def write_toy_checkpoint(kind: str, folder: Path, seed: int = 0) -> str:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already; name a folder that is new or empty")
     from omni_runtime.weights.toy_folder import write_toy  # torch: no other command needs it before a model is loaded
+    from omni_runtime.weights.toy_qwen2_5_omni import write_toy_qwen25
     from omni_runtime.weights.toy_qwen3_omni import write_toy_omni
 
-    if name == OMNI:
-        write_toy_omni(folder, seed=seed)
+    if name in OMNI:
+        (write_toy_omni if name == OMNI[0] else write_toy_qwen25)(folder, seed=seed)
     else:
         write_toy(folder, name, seed=seed)
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omni_runtime.weights.json_file import Fields, read_json
+from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config
 from omni_runtime.weights.qwen3_omni_parts import OmniConfig
 
 FILE = "preprocessor_config.json"
@@ -34,7 +35,7 @@ class PatchRules:
         return self.patch * self.merge
 
 
-def read_patch_rules(folder: Path, config: OmniConfig) -> PatchRules:
+def read_patch_rules(folder: Path, config: OmniConfig | Qwen25Config) -> PatchRules:
     """The rules of a folder, which must be those of its encoders.
 
     Raises:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_runtime.weights import memory, qwen3_omni_config
+from omni_runtime.weights import memory, qwen2_5_omni_config, qwen2_5_omni_parts, qwen3_omni_config, qwen3_omni_parts
 from omni_runtime.weights.folder_config import read_config
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
 from omni_runtime.weights.generation import read_generation
 from omni_runtime.weights.json_file import Fields, read_json
+from omni_runtime.weights.omni_folder import TensorFolder
 from omni_runtime.weights.preprocessor import read_patch_rules
+from omni_runtime.weights.qwen2_5_omni import Qwen25Folder
+from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config
 from omni_runtime.weights.qwen3_omni import OmniFolder
-from omni_runtime.weights.qwen3_omni_parts import parameters
+from omni_runtime.weights.qwen3_omni_parts import OmniConfig
 from omni_runtime.weights.tensor_files import HEAD, take_stock
 
 
@@ -23,8 +26,11 @@ def report(folder: Path) -> list[str]:
     """
     folder = folder.resolve()
     path = folder / "config.json"
-    if path.is_file() and Fields(path, read_json(path)).items("architectures", []) == [qwen3_omni_config.ARCHITECTURE]:
+    named = Fields(path, read_json(path)).items("architectures", []) if path.is_file() else []
+    if named == [qwen3_omni_config.ARCHITECTURE]:
         return _omni(folder)
+    if len(named) == 1 and named[0] in qwen2_5_omni_config.ARCHITECTURES:
+        return _omni25(folder)
     architecture, config, stop = read_config(folder)
     generation = read_generation(folder, stop, config.vocab)
     stock = take_stock(folder, config)
@@ -53,22 +59,35 @@ def report(folder: Path) -> list[str]:
 
 
 def _omni(folder: Path) -> list[str]:
-    """The same for the parts of a Qwen3-Omni, with the memory of each in both types that it may be kept in."""
+    """The same for the parts of a Qwen3-Omni."""
     found = OmniFolder(folder)
     c = found.config
-    rules = read_patch_rules(folder, c)
-    tokenizer = folder_tokenizer(folder, c.thinker.vocab)
-    lines = [f"{qwen3_omni_config.ARCHITECTURE}: {len(found)} tensors; {len(tokenizer.control)} special tokens"]
-    for part, count in parameters(c).items():
-        sizes = f"{2 * count:,} bytes in bfloat16, {4 * count:,} in float32"
-        lines.append(f"{part}: {count:,} parameters, {sizes}")
-    lines.append(
-        f"a token of KV: thinker {c.thinker.kv_bytes:,}" + (f", talker {c.talker.decoder.kv_bytes:,}" if c.talker else "")
-    )
-    lines.append(f"pictures of {rules.least:,} to {rules.most:,} pixels, a vector for {rules.factor} x {rules.factor}")
+    voice = None
     if c.talker and c.vocoder:
         speakers = ", ".join(sorted(c.talker.speakers)) or "none"
-        lines.append(f"speakers {speakers}; {c.vocoder.hop} samples a frame of {c.talker.groups} codes")
-    else:
-        lines.append("no voice: only text can be asked of it")
+        voice = f"speakers {speakers}; {c.vocoder.hop} samples a frame of {c.talker.groups} codes"
+    return _parts(qwen3_omni_config.ARCHITECTURE, found, c, qwen3_omni_parts.parameters(c), voice)
+
+
+def _omni25(folder: Path) -> list[str]:
+    """The same for the parts of a Qwen2.5-Omni."""
+    found = Qwen25Folder(folder)
+    c = found.config
+    voice = None
+    if c.flow and c.waves:
+        voice = f"speakers {', '.join(sorted(found.speakers()))}; {c.flow.repeats * c.waves.hop} samples a code"
+    return _parts(qwen2_5_omni_config.ARCHITECTURES[0], found, c, qwen2_5_omni_parts.parameters(c), voice)
+
+
+def _parts(name: str, found: TensorFolder, c: OmniConfig | Qwen25Config, counts: dict[str, int], voice: str | None) -> list[str]:
+    """Tensors, parts with the memory of each in both types that it may be kept in, pictures, and who speaks."""
+    rules = read_patch_rules(found.folder, c)
+    tokenizer = folder_tokenizer(found.folder, c.thinker.vocab)
+    lines = [f"{name}: {len(found)} tensors; {len(tokenizer.control)} special tokens"]
+    for part, count in counts.items():
+        lines.append(f"{part}: {count:,} parameters, {2 * count:,} bytes in bfloat16, {4 * count:,} in float32")
+    talker = f", talker {c.talker.decoder.kv_bytes:,}" if c.talker else ""
+    lines.append(f"a token of KV: thinker {c.thinker.kv_bytes:,}{talker}")
+    lines.append(f"pictures of {rules.least:,} to {rules.most:,} pixels, a vector for {rules.factor} x {rules.factor}")
+    lines.append(voice or "no voice: only text can be asked of it")
     return lines
