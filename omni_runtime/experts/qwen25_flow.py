@@ -67,9 +67,8 @@ class Flow:
             self._bias_D = parts.take("input_embed.proj.bias")
             self._speaker = Ecapa(c.speaker, parts, "input_embed.spk_encoder")
             order = torch.arange(3 * c.heads * c.head_dim)
-            for part in range(2):
-                at = part * c.heads * c.head_dim
-                order[at : at + c.head_dim] = at + torch.arange(c.head_dim).view(-1, 2).T.flatten()
+            for first in (0, c.heads * c.head_dim):  # rows of the first head of queries, and of keys
+                order[first : first + c.head_dim] = first + torch.arange(c.head_dim).view(-1, 2).T.flatten()
             self._layers = []
             for i in range(c.layers):
                 at = f"transformer_blocks.{i}"

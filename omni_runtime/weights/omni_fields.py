@@ -51,9 +51,9 @@ def part(f: Fields, key: str) -> Fields:
     return inner
 
 
-def token(f: Fields, key: str, vocab: int, *default: int) -> int:
-    """A token of the vocabulary."""
-    found: int = f.count(key, *default, least=0)
+def token(f: Fields, key: str, vocab: int, usual: int | None = None) -> int:
+    """A token of the vocabulary; `usual` where the file says nothing."""
+    found: int = f.count(key, least=0) if usual is None else f.count(key, usual, least=0)
     if found >= vocab:
         raise f.wrong(key, f"{found} is not in the vocabulary of {vocab}")
     return found

@@ -57,7 +57,7 @@ def dense(at: str, out: int, into: int, bias: bool = True) -> Shapes:
 
 def norm(at: str, width: int, bias: bool = True) -> Shapes:
     """A layer norm, or an RMS norm."""
-    return {f"{at}.weight": (width,)} | ({f"{at}.bias": (width,)} if bias else {})
+    return {f"{at}.{part}": (width,) for part in (("weight", "bias") if bias else ("weight",))}
 
 
 def conv(at: str, *shape: int, out: int | None = None, bias: bool = True) -> Shapes:
