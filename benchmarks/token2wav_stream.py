@@ -30,8 +30,9 @@ SIZES: dict[str, Any] = {
         "bigvgan_config": {"mel_dim": 80, "upsample_initial_channel": 128},
     }
 }
-CHOICES = [(0, 1, (2,)), (1, 1, (2,)), (2, 0, (2,)), (2, 1, (1,)), (2, 1, (2,)), (2, 1, (2, 3, 4, 6, 8)), (3, 1, (2,))]
-CHOICES += [(3, 1, (2, 3, 4, 6, 8)), (4, 1, (2,)), (2, 2, (2,)), (4, 2, (2,))]
+GROWING = (2, 3, 4, 6, 8)
+CHOICES = [(True, 0, 0, (2,)), (True, 0, 1, (1,)), (True, 0, 1, (2,)), (True, 0, 1, GROWING), (True, 0, 2, GROWING)]
+CHOICES += [(False, back, ahead, GROWING) for back, ahead in ((0, 1), (1, 1), (2, 1), (3, 1), (4, 2))]
 
 
 def coupled(weights: dict[str, torch.Tensor], queries: float, values: float, gates: float) -> dict[str, torch.Tensor]:
@@ -74,22 +75,22 @@ def main() -> None:
             flow = Flow(c.flow, weights)
             voice = flow.voice(speaker.condition_K, speaker.mel_TM)
             start = time.perf_counter()
-            whole = integrate(flow, noise(flow, 7, 0, 24 * args.blocks), codes, voice)
+            whole, _ = integrate(flow, noise(flow, 7, 0, 24 * args.blocks), codes, voice)
             once = time.perf_counter() - start
             print(
                 f"{kind}: one call {once:.1f} s; off in mel frames (rms, most), sound in dB, LSD in dB; work and time of one call"
             )
-            for back, ahead, sizes in CHOICES:
-                plan = FlowChunks(24, back, ahead, sizes)
+            for carry, back, ahead, sizes in CHOICES:
+                plan = FlowChunks(24, ahead, back, sizes)
                 start = time.perf_counter()
-                mel = streamed(flow, plan, codes, voice, 7)
+                mel = streamed(flow, plan, codes, voice, 7, carry=carry)
                 spent = (time.perf_counter() - start) / once
                 one, other = bigvgan.decode(torch.stack([whole, mel]))
                 decibel = float(10 * ((one - other).square().mean() / one.var()).log10())
                 off, most = ((mel - whole) / whole.std()).square().mean().sqrt(), (mel - whole).abs().max() / whole.std()
                 share = sum(chunk.high - chunk.low for chunk in plan.chunks(24 * args.blocks)) / (24 * args.blocks)
                 row = f"{off:8.1e} {most:8.1e} {decibel:7.1f} {log_spectral_distance(one, other):6.3f} {share:6.2f} {spent:5.2f}"
-                print(f"  back {back} ahead {ahead} sizes {sizes!s:16} {row}", flush=True)
+                print(f"  {'carried' if carry else f'back {back} '} ahead {ahead} sizes {sizes!s:16} {row}", flush=True)
             assert all(a.stop == b.start for a, b in pairwise(FlowChunks(24).chunks(24 * args.blocks)))
 
 

@@ -5,6 +5,9 @@ blocks of 24. A layer sees a block by itself; a few also see the block before, o
 blocks before and one after, whatever the depth, and all is computed block by block: windows of any length are one batch, without
 masks over all pairs of frames.
 
+A stream is windows one after the other. What layers that look back have of the last block of one, keys and values, is handed to
+the next (`Window.past`), call by call of their ODEs: so the past is never computed twice.
+
 The first head alone is turned by positions; pairs (0, 1), (2, 3), ... of its numbers turn together, which is the usual order of
 halves once its rows of the weights are sorted.
 
@@ -22,6 +25,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from omni_runtime.errors import RequestError
 from omni_runtime.experts.ecapa import Ecapa
 from omni_runtime.experts.encoder_layers import Parts, Tensors
 from omni_runtime.experts.linear import Linear
@@ -35,13 +39,26 @@ NOBODY = 0  # the code of the branch that is told nothing
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of mel frames at one time of its ODE. It begins with a block."""
+    """A stretch of mel frames at one time of its ODE. It begins with a block.
+
+    `past` and what is kept of a block: [Y, 2, branches, H, B, E], keys and values of the Y layers that look back.
+    """
 
     x_TM: torch.Tensor
     time: float  # 0 is noise, 1 is sound
     codes: Sequence[int]  # `repeats` frames each
     voice_2D: torch.Tensor
     guidance: float = 0.5
+    first: int = 0  # number of its first frame, which positions count from
+    past: torch.Tensor | None = None  # of the block before, in the same call of its own ODE; None: there is none
+    keep: int = 0  # block of the window, from 1 on, of which that is kept; 0: of none
+
+
+class Moved(NamedTuple):
+    """What a call gives for a window."""
+
+    velocity_TM: torch.Tensor
+    kept: torch.Tensor | None
 
 
 class _Layer(NamedTuple):
@@ -94,8 +111,12 @@ class Flow:
         return torch.stack(rows)
 
     @torch.inference_mode()
-    def velocity(self, windows: Sequence[Window]) -> list[torch.Tensor]:
-        """dx/dt of each window, [T, M]: that of its speaker and codes, and `guidance` times the difference to nobody's."""
+    def velocity(self, windows: Sequence[Window]) -> list[Moved]:
+        """dx/dt of each window: that of its speaker and codes, and `guidance` times the difference to nobody's.
+
+        Raises:
+            RequestError: a code that its embedding has not; a talker's vocabulary is larger.
+        """
         c = self.config
         for window in windows:
             assert len(window.x_TM) == len(window.codes) * c.repeats > 0, f"{len(window.x_TM)} frames, {len(window.codes)} codes"
@@ -103,10 +124,13 @@ class Flow:
         counts = [-(-len(windows[r].x_TM) // c.block) for r, _ in strands]
         fed = [self._fed(windows[r], branch) for r, branch in strands]
         x_NBD = torch.cat([F.pad(x, (0, 0, 0, -len(x) % c.block)).view(-1, c.block, c.width) for x in fed])
-        blocks = _Blocks(counts, [len(x) for x in fed], c.block, self.device)
+        blocks = _Blocks(counts, [len(x) for x in fed], [windows[r].past is not None for r, _ in strands], c.block, self.device)
         time_RD = F.silu(self._timed([window.time for window in windows]))
         row_N = torch.tensor([r for (r, _), count in zip(strands, counts, strict=True) for _ in range(count)], device=self.device)
-        cos_T1E, sin_T1E = (table.to(self.device) for table in halves(blocks.place_T.float()[:, None] * self._frequency))
+        ends = [sum(counts[:s]) + windows[r].keep - 1 for s, (r, _) in enumerate(strands)]
+        kept: list[torch.Tensor] = []
+        place_T = blocks.place_T + torch.tensor([windows[r].first for r, _ in strands]).repeat_interleave(blocks.frames)
+        cos_T1E, sin_T1E = (table.to(self.device) for table in halves(place_T.float()[:, None] * self._frequency))
         for layer in self._layers:
             shift, scale, gate_out, mlp_shift, mlp_scale, mlp_gate = layer.modulation(time_RD)[row_N].chunk(6, -1)
             h_TD = modulate(x_NBD, shift, scale).flatten(0, 1)
@@ -114,7 +138,13 @@ class Flow:
             for first in (0, c.heads):  # the first head of queries, and of keys
                 qkv_THE[:, first : first + 1] = turn(qkv_THE[:, first : first + 1], cos_T1E, sin_T1E)
             q, k, v = qkv_THE.view(len(x_NBD), c.block, 3, c.heads, c.head_dim).permute(2, 0, 3, 1, 4)
-            keys, values, mask = blocks.seen(k, layer.looks), blocks.seen(v, layer.looks), blocks.mask(layer.looks)
+            kv = torch.stack([k, v])
+            if -1 in layer.looks:
+                past = [windows[r].past[len(kept), :, b] for r, b in strands if windows[r].past is not None]  # type: ignore[index]
+                kept.append(kv[:, ends])
+                kv = torch.cat([kv, torch.stack(past, 1)], 1) if past else kv
+            keys, values = blocks.seen(kv, layer.looks)
+            mask = blocks.mask(layer.looks)
             mixed_NHBE = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             mixed_TX = mixed_NHBE.transpose(1, 2).reshape(len(h_TD), -1)
             x_NBD = gate(x_NBD, layer.out(mixed_TX).view_as(x_NBD), gate_out)
@@ -123,15 +153,24 @@ class Flow:
             x_NBD = gate(x_NBD, h_TD.view_as(x_NBD), mlp_gate)
         scale, shift = self._last(time_RD)[row_N].chunk(2, -1)
         out_NBM = self._out(modulate(x_NBD, shift, scale).flatten(0, 1)).view(len(x_NBD), c.block, c.mels)
-        found: list[list[torch.Tensor]] = [[] for _ in windows]
-        for (r, _), part in zip(strands, out_NBM.split_with_sizes(counts), strict=True):
-            found[r].append(part.flatten(0, 1)[: len(windows[r].x_TM)])
-        guided = zip(found, windows, strict=True)
-        return [b[0] + (b[0] - b[1]) * w.guidance if len(b) > 1 else b[0].clone() for b, w in guided]
+        found: list[list[int]] = [[] for _ in windows]  # strands of each
+        for s, (r, _) in enumerate(strands):
+            found[r].append(s)
+        out = [part.flatten(0, 1)[:length] for part, length in zip(out_NBM.split_with_sizes(counts), map(len, fed), strict=True)]
+        left = torch.stack(kept) if kept else None  # [Y, 2, S, H, B, E]
+        moved = []
+        for window, own in zip(windows, found, strict=True):
+            told, *nobody = (out[s] for s in own)
+            velocity_TM = told + (told - nobody[0]) * window.guidance if nobody else told.clone()
+            moved.append(Moved(velocity_TM, left[:, :, own].clone() if window.keep and left is not None else None))
+        return moved
 
     def _fed(self, window: Window, branch: int) -> torch.Tensor:
         """x_TD of a strand."""
         codes = [NOBODY] * len(window.codes) if branch else list(window.codes)
+        if not 0 <= min(codes) <= max(codes) < self.config.codes:
+            wrong = next(code for code in codes if not 0 <= code < self.config.codes)
+            raise RequestError(f"codes: {wrong} is no code of sound, they are below {self.config.codes}; draw others")
         told_TD = self._code_VD[torch.tensor(codes, device=self.device)].repeat_interleave(self.config.repeats, 0)
         return F.linear(window.x_TM.to(self.device), self._in_DM) + told_TD + window.voice_2D[branch]
 
@@ -145,22 +184,31 @@ class Flow:
 class _Blocks:
     """Which block of a batch stands beside which, and which of their frames are there."""
 
-    def __init__(self, counts: Sequence[int], frames: Sequence[int], size: int, device: torch.device) -> None:
+    def __init__(
+        self, counts: Sequence[int], frames: Sequence[int], past: Sequence[bool], size: int, device: torch.device
+    ) -> None:
+        self.frames = torch.tensor(counts) * size
         places = [torch.arange(count * size) for count in counts]
         self.place_T = torch.cat(places)
         there = [place < length for place, length in zip(places, frames, strict=True)]
-        self._there_NB = torch.cat(there).view(-1, size).to(device)
-        self._whole = all(count * size == length for count, length in zip(counts, frames, strict=True))
-        index = torch.arange(sum(counts))
-        at = torch.cat([torch.arange(count) for count in counts])
+        there_NB = torch.cat(there).view(-1, size)
+        self._whole = bool(there_NB.all())
+        # After the blocks of all strands stand those before the first of the strands that have one.
+        self._there_NB = torch.cat([there_NB, there_NB.new_ones(sum(past), size)]).to(device)
+        self._count = len(there_NB)
+        index, at = torch.arange(self._count), torch.cat([torch.arange(count) for count in counts])
         left = torch.cat([torch.arange(count - 1, -1, -1) for count in counts])  # blocks after this one
-        has = {-1: at > 0, 0: at >= 0, 1: left > 0}
-        self._has = {look: has[look].to(device) for look in has}
-        self._beside = {look: torch.where(has[look], index + look, index).to(device) for look in has}
+        before = torch.where(at > 0, index - 1, -1)
+        before[torch.nonzero(at == 0)[:, 0][torch.tensor(past)]] = self._count + torch.arange(sum(past))
+        beside = {-1: before, 0: index, 1: torch.where(left > 0, index + 1, -1)}
+        self._has = {look: (found >= 0).to(device) for look, found in beside.items()}
+        self._beside = {look: found.clamp(min=0).to(device) for look, found in beside.items()}
 
-    def seen(self, x_NHBE: torch.Tensor, looks: tuple[int, ...]) -> torch.Tensor:
-        """Keys or values of all blocks that each block sees."""
-        return torch.cat([x_NHBE[self._beside[look]] if look else x_NHBE for look in looks], 2) if len(looks) > 1 else x_NHBE
+    def seen(self, kv: torch.Tensor, looks: tuple[int, ...]) -> torch.Tensor:
+        """Keys and values, [2, N, H, frames, E], of all blocks that each block sees."""
+        if looks == (0,):
+            return kv
+        return torch.cat([kv[:, self._beside[look]] for look in looks], 3)
 
     def mask(self, looks: tuple[int, ...]) -> torch.Tensor | None:
         """[N, 1, 1, frames seen], or None where all of them are there."""

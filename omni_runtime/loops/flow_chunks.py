@@ -1,9 +1,11 @@
 """How a stream of codes is cut into chunks that an ODE makes mel frames of, and the points of that ODE.
 
-A chunk is integrated from noise by itself, in a window: `back` blocks before it and `ahead` blocks after it are computed too and
-thrown away. One velocity depends on so many blocks on each side; a whole trajectory on more, so what a stream gives is not what
-one call gives, but nearly (the page has the numbers). A window depends on its codes and on the noise of its frames only, and
-neither on when codes came nor on how the chunk before went: a chunk that is lost is made again from its codes.
+A chunk is integrated from noise, together with `ahead` blocks after it, which are computed and thrown away. What its velocities
+need of the block before is kept by the expert, call by call, from when that block was integrated. So the past costs nothing and
+is what it was; only that blocks further ahead are not known yet makes a stream differ from one call over all codes (designs/0023
+has the numbers). A chunk depends on the codes up to its window's end and on the noise of its frames, not on when codes came. What
+was kept and is lost is made again from the stream's beginning; or a chunk is made by itself, with `back` blocks before it, and
+then only nearly the same.
 
 Chunks grow, each at most to 1.5 times the one before, so that one is ready before the last was heard also on a slow device, and
 the share of what is thrown away falls.
@@ -33,8 +35,8 @@ class FlowChunks:
     """The plan. Sizes are in blocks of `block` frames, chunks in frames."""
 
     block: int
-    back: int = 2
     ahead: int = 1
+    back: int = 0  # blocks before a chunk that are computed again, where nothing of them is kept
     sizes: tuple[int, ...] = (2, 3, 4, 6, 8)  # the last one goes on for ever
 
     def chunk(self, number: int, frames: int, ended: bool) -> Chunk | None:

@@ -18,34 +18,61 @@ def noise(flow: Flow, seed: int, low: int, high: int) -> torch.Tensor:
     return torch.from_numpy(frame_noise(seed, 1, low, high - low, flow.config.mels).copy())
 
 
+Kept = list[torch.Tensor | None]
+"""What a block leaves to the one after it, call by call."""
+
+
 def integrate(
-    flow: Flow, x_TM: torch.Tensor, codes: Sequence[int], voice_2D: torch.Tensor, points: int = 10, guidance: float = 0.5
-) -> torch.Tensor:
-    """Mel frames of codes, from noise."""
-    state = Trajectory(x_TM)
+    flow: Flow,
+    x_TM: torch.Tensor,
+    codes: Sequence[int],
+    voice_2D: torch.Tensor,
+    points: int = 10,
+    guidance: float = 0.5,
+    first: int = 0,
+    past: Kept | None = None,
+    keep: int = 0,
+) -> tuple[torch.Tensor, Kept]:
+    """Mel frames of codes, from noise, and what block `keep` of them leaves."""
+    state, kept = Trajectory(x_TM), Kept()
     for start, stop in pairwise(sway_times(points)):
         width = stop - start
         for stage in STAGES:
-            window = Window(state.point(width), start + stage * width, codes, voice_2D, guidance)
-            (velocity,) = flow.velocity([window])
+            before = past[len(kept)] if past else None
+            window = Window(state.point(width), start + stage * width, codes, voice_2D, guidance, first, before, keep)
+            ((velocity, left),) = flow.velocity([window])
+            kept.append(left)
             state = state.after(velocity, width)
-    return state.x_TM
+    return state.x_TM, kept
 
 
-def made(flow: Flow, chunk: Chunk, codes: Sequence[int], voice_2D: torch.Tensor, seed: int, points: int = 10) -> torch.Tensor:
-    """The frames of a chunk."""
-    repeats = flow.config.repeats
-    own = codes[chunk.low // repeats : chunk.high // repeats]
-    mel_TM = integrate(flow, noise(flow, seed, chunk.low, chunk.high), own, voice_2D, points)
-    return mel_TM[chunk.start - chunk.low : chunk.stop - chunk.low]
+def made(
+    flow: Flow,
+    chunk: Chunk,
+    codes: Sequence[int],
+    voice_2D: torch.Tensor,
+    seed: int,
+    points: int = 10,
+    past: Kept | None = None,
+) -> tuple[torch.Tensor, Kept]:
+    """The frames of a chunk, and what it leaves to the next."""
+    c = flow.config
+    own = codes[chunk.low // c.repeats : chunk.high // c.repeats]
+    noise_TM, keep = noise(flow, seed, chunk.low, chunk.high), (chunk.stop - chunk.low) // c.block
+    mel_TM, kept = integrate(flow, noise_TM, own, voice_2D, points, 0.5, chunk.low, past, keep)
+    return mel_TM[chunk.start - chunk.low : chunk.stop - chunk.low], kept
 
 
 def streamed(
-    flow: Flow, plan: FlowChunks, codes: Sequence[int], voice_2D: torch.Tensor, seed: int, points: int = 10
+    flow: Flow, plan: FlowChunks, codes: Sequence[int], voice_2D: torch.Tensor, seed: int, points: int = 10, carry: bool = True
 ) -> torch.Tensor:
-    """Mel frames of a whole stream, chunk by chunk."""
-    frames = len(codes) * flow.config.repeats
-    return torch.cat([made(flow, chunk, codes, voice_2D, seed, points) for chunk in plan.chunks(frames)])
+    """Mel frames of a whole stream, chunk by chunk. Without `carry`, each chunk by itself."""
+    parts, past = [], None
+    for chunk in plan.chunks(len(codes) * flow.config.repeats):
+        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past)
+        past = kept if carry else None
+        parts.append(mel_TM)
+    return torch.cat(parts)
 
 
 def pieces(bigvgan: BigVGAN, mel_TM: torch.Tensor, stops: Sequence[int]) -> list[torch.Tensor]:
