@@ -135,8 +135,8 @@ class BigVGAN:
 def bands() -> tuple[torch.Tensor, torch.Tensor]:
     """Both filters as products of tiles, [TILE + 6, 2 TILE] and [2 TILE + 10, TILE]: a banded matrix, mostly zeros.
 
-    On a CPU they take a fourth to a fifth of the time of convolutions with one channel: 0.8 ms for the first, 64 channels of 7,200
-    positions, where the convolution takes 4.6.
+    On a CPU they take a fourth to a fifth of the time of convolutions with one channel: the first one 0.8 ms for 64 channels of
+    7,200 positions, where the convolution takes 4.6.
     """
     filter_K = half_band()
     up, down = torch.zeros(TILE + 2 * NEAR, 2 * TILE), torch.zeros(2 * TILE + TAPS - 2, TILE)
