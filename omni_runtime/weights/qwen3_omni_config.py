@@ -25,6 +25,7 @@ from omni_runtime.weights.qwen3_omni_parts import (
 )
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
+PARTS = ("thinker", "talker")  # whose settings a generation_config.json may name
 
 # What configurations of transformers 4 repeat in every nested object: none of it is read by the parts.
 _NESTED = NOTES | {

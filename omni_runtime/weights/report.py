@@ -7,7 +7,7 @@ from pathlib import Path
 from omni_runtime.weights import memory, qwen3_omni_config
 from omni_runtime.weights.folder_config import read_config
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
-from omni_runtime.weights.generation import read_generation
+from omni_runtime.weights.generation import read_generation, read_talker
 from omni_runtime.weights.json_file import Fields, read_json
 from omni_runtime.weights.preprocessor import read_patch_rules
 from omni_runtime.weights.qwen3_omni import OmniFolder
@@ -71,4 +71,6 @@ def _omni(folder: Path) -> list[str]:
         lines.append(f"speakers {speakers}; {c.vocoder.hop} samples a frame of {c.talker.groups} codes")
     else:
         lines.append("no voice: only text can be asked of it")
-    return lines
+    notes = read_generation(folder, (c.tokens.im_end,), c.thinker.vocab, qwen3_omni_config.PARTS).notes
+    notes += read_talker(folder, {}, [c.talker.eos])[1] if c.talker else ()
+    return lines + [f"note: {note}" for note in notes]
