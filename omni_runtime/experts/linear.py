@@ -65,8 +65,8 @@ def native(layout: str, weight: torch.Tensor) -> str | None:
 def linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, layout: str = "auto") -> Linear:
     """x ↦ x Wᵀ + b. Layouts differ in the order of summation only: 1e-6 relative.
 
-    "native", "bfloat16" and "int8" are our own kernels with weights of that type, "plain" keeps the weight as it is given, "packed"
-    one packed copy; "auto" is "native" where it can be had, else what the table above says.
+    "native", "bfloat16" and "int8" are our own kernels with weights of that type, "plain" keeps the weight as it is given,
+    "packed" one packed copy; "auto" is "native" where it can be had, else what the table above says.
 
     Raises:
         CardError: an unknown layout, or one that cannot be had here.
