@@ -1,7 +1,8 @@
 """A random Qwen3-Omni of middle size through the whole runtime, beside transformers' `generate` on the same files.
 
-Thinker 8 x 512, talker 6 x 384, predictor 3 x 384, vocoder with the published rates. Greedy: both give the same tokens and codes,
-and the same wave to 1e-3, which is checked, alone and among eight. They take turns. Memory is the peak of a process that loads one side and answers once.
+Thinker 8 x 512, talker 6 x 384, predictor 3 x 384, vocoder with the published rates. Greedy: both give the same tokens and
+codes, and the same wave to 1e-3, which is checked, alone and among eight. They take turns.
+Memory is the peak of a process that loads one side and answers once.
 
     python benchmarks/cascade.py [--json]
 """

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 
 from omni_runtime.draw import Draw
 from omni_runtime.errors import RequestError, unknown
-from omni_runtime.experts.decoder import DecoderLM, Given, KVCache, Span
+from omni_runtime.experts.decoder import DecoderLM, Given, Span
 from omni_runtime.experts.edits import History
+from omni_runtime.experts.kv_cache import KVCache
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.qwen3_predictor import CodePredictor, inner
 from omni_runtime.experts.sampling import draw
