@@ -58,7 +58,7 @@ def causal_conv(
     check("causal_conv", x_NCL, state_NCP, weight_KOC, bias_O, weight_KOC.shape[1], (len(weight_KOC) - 1) * dilation)
     padded_NCL, state_NCP = extend(x_NCL, state_NCP)
     active_NCL = padded_NCL if snake is None else snake_beta(padded_NCL, *snake)
-    y_NOL = F.conv1d(active_NCL.float(), weight_KOC.permute(1, 2, 0).float(), None, dilation=dilation)
+    y_NOL = _taps(active_NCL, weight_KOC, x_NCL.shape[2], [k * dilation for k in range(len(weight_KOC))])
     y_NOL = y_NOL if bias_O is None else y_NOL + bias_O.float()[:, None]
     return y_NOL.to(x_NCL.dtype), state_NCP
 
@@ -90,10 +90,16 @@ def causal_transposed_conv(
     check("causal_transposed_conv", x_NCL, state_NCP, weight_JQC, bias_O, rows // stride, taps - 1)
     padded_NCL, state_NCP = extend(x_NCL, state_NCP)
     active_NCL = padded_NCL if snake is None else snake_beta(padded_NCL, *snake)
-    y_NQL = F.conv1d(active_NCL.float(), weight_JQC.flip(0).permute(1, 2, 0).float())
+    y_NQL = _taps(active_NCL, weight_JQC, x_NCL.shape[2], [taps - 1 - j for j in range(taps)])
     y = y_NQL.unflatten(1, (-1, stride)).transpose(2, 3).flatten(2)
     y = y if bias_O is None else y + bias_O.float()[:, None]
     return y.to(x_NCL.dtype), state_NCP
+
+
+def _taps(x_NCL: torch.Tensor, weight_KOC: torch.Tensor, length: int, starts: list[int]) -> torch.Tensor:
+    """Σ w[k] x[:, start of k : start of k + length], float32."""
+    parts = [weight.float() @ x_NCL[:, :, at : at + length].float() for weight, at in zip(weight_KOC, starts, strict=True)]
+    return torch.stack(parts).sum(0)
 
 
 def extend(x_NCL: torch.Tensor, state_NCP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

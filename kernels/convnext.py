@@ -42,8 +42,9 @@ def depthwise_norm(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNe
     """
     check(x_NCL, state_NCP, weights)
     padded_NCL, state_NCP = extend(x_NCL, state_NCP)
-    channels = x_NCL.shape[1]
-    y_NCL = F.conv1d(padded_NCL.float(), weights.taps_CK[:, None].float(), weights.taps_bias_C.float(), groups=channels)
+    _, channels, length = x_NCL.shape
+    windows_NCLK = padded_NCL.float().unfold(2, weights.taps_CK.shape[1], 1) if length else padded_NCL.new_zeros(*x_NCL.shape, 1)
+    y_NCL = (windows_NCLK * weights.taps_CK[:, None].float()).sum(-1) + weights.taps_bias_C.float()[:, None]
     scale_C, shift_C = weights.norm_weight_C.float(), weights.norm_bias_C.float()
     return F.layer_norm(y_NCL.transpose(1, 2), (channels,), scale_C, shift_C, weights.eps).to(x_NCL.dtype), state_NCP
 

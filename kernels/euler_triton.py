@@ -18,9 +18,10 @@ def _kernel(latent, velocity, with_, without, scale, sigma, target, after, clean
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < elements
     prompted, free = tl.load(with_ + row).to(tl.int64), tl.load(without + row).to(tl.int64)
-    fits = (prompted >= 0) & (prompted < branches) & (free >= 0) & (free < branches)  # a branch that is not there gives NaN
-    v1 = tl.load(velocity + prompted * elements + column, mask=inside & fits, other=float("nan")).to(tl.float32)
-    v0 = tl.load(velocity + free * elements + column, mask=inside & fits, other=float("nan")).to(tl.float32)
+    fits = (prompted >= 0) & (prompted < branches) & (free >= 0) & (free < branches)
+    known = column < tl.where(fits, elements, 0)  # a branch that is not there gives NaN
+    v1 = tl.load(velocity + prompted * elements + column, mask=known, other=float("nan")).to(tl.float32)
+    v0 = tl.load(velocity + free * elements + column, mask=known, other=float("nan")).to(tl.float32)
     v = v0 + tl.load(scale + row) * (v1 - v0)
     noise = tl.load(sigma + row)
     x = tl.load(latent + row * elements + column, mask=inside, other=0.0)

@@ -82,8 +82,8 @@ def _sum(parts, experts, out, choices, width, count, BLOCK: tl.constexpr):
     for choice in range(choices):
         pair = token * choices + choice
         expert = tl.load(experts + pair)
-        there = (expert >= 0) & (expert < count)  # nobody wrote the part of an expert that is not there
-        total += tl.load(parts + pair * width + column, mask=inside & there, other=0.0)
+        if (expert >= 0) & (expert < count):  # nobody wrote the part of an expert that is not there
+            total += tl.load(parts + pair * width + column, mask=inside, other=0.0)
     tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
 
 

@@ -9,9 +9,13 @@ Suffixes: R rows, V vocabulary, S tokens of a row, all rows' tokens one after th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+
+from omni_runtime.draw import Draw, Edits
 
 MASK = 0xFFFFFFFF
 
@@ -42,6 +46,46 @@ class Changes(NamedTuple):
     frequency_R: torch.Tensor  # float64; 0: off
     ban_start_R: torch.Tensor  # int32 [R + 1]
     ban_ids_S: torch.Tensor  # int32, not to be drawn now
+
+
+def collect(
+    hows: Sequence[Draw], indices: Sequence[int], known: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+) -> tuple[Draws, Changes | None]:
+    """The parameters of rows as `draw_tokens` takes them; changes are None where no row asks for any.
+
+    Args:
+        indices: number of the output token that each row draws, so also the length of its answer so far.
+        known: tokens of each row's prompt and answer; read only where a row has penalties.
+    """
+
+    def reals(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float64).to(device)
+
+    def ints(values: Iterable[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=dtype).to(device)
+
+    seeds = ((how.seed + 2**63) % 2**64 - 2**63 for how in hows)
+    filters = (ints(how.top_k for how in hows), reals(how.top_p for how in hows), reals(how.min_p for how in hows))
+    keys = (ints(seeds), ints(how.node for how in hows), ints(indices))
+    draws = Draws(*keys, reals(how.temperature for how in hows), *filters)
+    if all(how.edits is None for how in hows):
+        return draws, None
+    every = [how.edits or Edits() for how in hows]
+    penalised = [e.repetition != 1.0 or e.presence != 0.0 or e.frequency != 0.0 for e in every]
+    tokens = [list(row) if asks else [] for row, asks in zip(known, penalised, strict=True)]
+    bans = [e.stop_ids if index < e.least else () for e, index in zip(every, indices, strict=True)]
+
+    def ragged(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = accumulate((len(row) for row in rows), initial=0)
+        return ints(starts, torch.int32), ints((x for row in rows for x in row), torch.int32)
+
+    bias_start_R, bias_ids_S = ragged([e.bias_ids for e in every])
+    start_R, ids_S = ragged(tokens)
+    ends = accumulate(len(row) for row in tokens)
+    answer_R = ints((end - min(index, len(row)) for end, index, row in zip(ends, indices, tokens, strict=True)), torch.int32)
+    penalties = (reals(e.repetition for e in every), reals(e.presence for e in every), reals(e.frequency for e in every))
+    bias = (bias_start_R, bias_ids_S, reals(x for e in every for x in e.bias))
+    return draws, Changes(*bias, start_R, answer_R, ids_S, *penalties, *ragged(bans))
 
 
 def draw_tokens(

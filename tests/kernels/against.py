@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ULP = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # of one rounding, relative or absolute
 RMS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of a sum of products, relative to the whole
-SENTINEL = 4096
+SENTINEL, TAIL = 4096, -1216
 _number = itertools.count()
 
 
@@ -43,16 +43,18 @@ def inside_nan(x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within it `torch.empty` gives memory full of NaN (integers: of a wild number) with a tail; AssertionError if a tail was written."""
-    tails: list[tuple[torch.Tensor, Any]] = []
+    """Within it `torch.empty` gives memory full of NaN (integers: of a wild number) with a tail of another number.
+
+    AssertionError if a tail was written.
+    """
+    tails: list[torch.Tensor] = []
     empty = torch.empty
 
     def poison(shape: Any, **options: Any) -> torch.Tensor:
         count = int(torch.Size(shape).numel())
         memory = empty(count + SENTINEL, **options)
-        mark = torch.nan if memory.dtype.is_floating_point else -(2**28) - 7
-        memory.fill_(mark)
-        tails.append((memory[count:], mark))
+        memory[:count] = torch.nan if memory.dtype.is_floating_point else -(2**28) - 7
+        tails.append(memory[count:].fill_(TAIL))
         return memory[:count].view(shape)
 
     torch.empty = poison
@@ -60,8 +62,8 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         torch.empty = empty
-    for tail, mark in tails:
-        assert bool((tail.isnan() if tail.dtype.is_floating_point else tail == mark).all()), "memory behind an output was written"
+    for tail in tails:
+        assert bool((tail == TAIL).all()), "memory behind an output was written"
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 
 The interpreter keeps bfloat16 as uint16 and adds, multiplies and sums those integers; float32 becomes bfloat16 by cutting off bits. Without
 this, a kernel that forgets an upcast fails here and nowhere else, one that multiplies bfloat16 matrices as it should fails too, and
-every tolerance is twice too wide. It reaches into private parts of triton, so `interpreted_repair.py` fails when they move.
+every tolerance is twice too wide. A comparison of scalars keeps the type of what it compared, and as part of a mask it is spread as that;
+here it is a bool. It reaches into private parts of triton, so `interpreted_repair.py` fails when they move.
 """
 
 import numpy as np
@@ -52,10 +53,11 @@ def _operation(original, count):
 
     def operation(self, *arguments):
         handles = arguments[:count]
-        if not all(is_bfloat16(handle) for handle in handles):
-            return original(self, *arguments)
-        result = original(self, *(up(handle) for handle in handles), *arguments[count:])
-        return result if result.data.dtype == np.bool_ else down(result)
+        narrow_ones = all(is_bfloat16(handle) for handle in handles)
+        result = original(self, *(up(handle) for handle in handles), *arguments[count:]) if narrow_ones else original(self, *arguments)
+        if result.data.dtype == np.bool_:
+            return Handle(result.data, tl.int1)
+        return down(result) if narrow_ones else result
 
     return operation
 

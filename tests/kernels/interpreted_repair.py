@@ -41,6 +41,19 @@ def test_bfloat16_is_computed_as_torch_does() -> None:
     torch.testing.assert_close(product, matrix.float() @ matrix.float(), rtol=1e-5, atol=1e-5)
 
 
+@triton.jit
+def _guarded(x, out, count, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    some = tl.load(x)
+    tl.store(out + lane, tl.load(x + lane, mask=(lane < count) & ((some > 0.5) & (some < 2.5)), other=-1.0))
+
+
+def test_a_comparison_of_scalars_is_part_of_a_mask() -> None:
+    out = torch.zeros(4, dtype=torch.float64)
+    _guarded[(1,)](torch.arange(1, 5).double(), out, 3, SIZE=4)
+    assert out.tolist() == [1, 2, 3, -1]
+
+
 @pytest.mark.parametrize("value", [1.0, 1.00390625, 1.01171875, -3.3e38, 1e-40, float("inf"), float("nan"), 0.0])
 def test_rounding_is_that_of_torch(value: float) -> None:
     there = narrow(np.array([value], np.float32))
