@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from omni_runtime.kernels.attention_triton import LOG2_E, attend
+from omni_runtime.kernels.attention_triton import LOG2_E, attend, settings
 from omni_runtime.kernels.joint import QUERIES, JointPlan, check
 
 
@@ -76,13 +76,6 @@ def joint_attention(
     strides = [stride for x in every for stride in x.stride()[:2]]
     sizes = (len(batch.counts), features, heads, scale * LOG2_E)
     grid = (len(batch.tiles_W3), heads)
-    _kernel[grid](*every, *outs, batch.starts_2B, batch.tiles_W3, *sizes, *strides, **settings(features, every[0].element_size()))
+    launch = {"BLOCK_M": QUERIES, "BLOCK_E": max(triton.next_power_of_2(features), 16), **settings(features, every[0].element_size())}
+    _kernel[grid](*every, *outs, batch.starts_2B, batch.tiles_W3, *sizes, *strides, **launch)
     return outs[0], outs[1]
-
-
-def settings(features: int, bytes_each: int) -> dict[str, int]:
-    """Launch settings: 64 keys at once, 32 where a key has more than 512 bytes."""
-    block_e = max(triton.next_power_of_2(features), 16)
-    block_n = 32 if features * bytes_each > 512 else 64
-    shapes = {"BLOCK_M": QUERIES, "BLOCK_N": block_n, "BLOCK_E": block_e}
-    return {**shapes, "num_warps": 4, "num_stages": 2, "enable_fp_fusion": False}

@@ -21,8 +21,6 @@ from triton.runtime.jit import JITFunction
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
 SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}  # bytes that a program may have
-INSTRUCTIONS = {"sm_80": r"\bmma\.sync", "sm_90": r"\bwgmma\.mma_async", "gfx942": r"\bv_mfma"}
-MMA_SYNC = r"\bmma\.sync"  # on sm_90, for tiles of fewer than 64 rows
 
 
 class Driver:
@@ -70,13 +68,14 @@ def target(name: str) -> Iterator[list[tuple[str, Any]]]:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers of a thread, spills, bytes of shared memory, and matrix instructions, from machine code."""
+    """Registers of a thread, spills, bytes of shared memory of a program, and matrix instructions, from machine code."""
     found = {"shared": int(kernel.metadata.shared)}
     if "amdgcn" in kernel.asm:
         code = kernel.asm["amdgcn"]
         number = {kind: int(re.search(rf"\.{kind}:\s+(\d+)", code)[1]) for kind in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")}
-        spills = number["vgpr_spill_count"] + number["sgpr_spill_count"]
-        return found | {"registers": number["vgpr_count"], "spills": spills, "matrix": len(re.findall(INSTRUCTIONS["gfx942"], code))}
+        matrix = len(re.findall(r"\bv_mfma", code))
+        scalar = number["sgpr_spill_count"]  # into lanes of vector registers, not memory
+        return {"registers": number["vgpr_count"], "spills": number["vgpr_spill_count"], "scalar spills": scalar, **found, "mfma": matrix}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -84,5 +83,14 @@ def resources(kernel: Any) -> dict[str, int]:
         code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
     registers = int(re.search(r"REG:(\d+)", usage.stdout)[1])
     spills = len(re.findall(r"\b(?:STL|LDL)\b", code))
-    matrix = {name: len(re.findall(pattern, kernel.asm["ptx"])) for name, pattern in (("mma", MMA_SYNC), ("wgmma", INSTRUCTIONS["sm_90"]))}
-    return found | {"registers": registers, "spills": spills, "matrix": sum(matrix.values()), "wgmma": matrix["wgmma"]}
+    ptx = kernel.asm["ptx"]
+    matrix = {"mma": len(re.findall(r"\bmma\.sync", ptx)), "wgmma": len(re.findall(r"\bwgmma\.mma_async", ptx))}
+    return {"registers": registers, "spills": spills, **found, **matrix}
+
+
+def measure(name: str, call: Callable[[], object]) -> dict[str, dict[str, int]]:
+    """Resources of every kernel that a call launches on that target."""
+    with target(name) as compiled:
+        call()
+    assert compiled, "nothing was launched"
+    return {kernel: resources(binary) for kernel, binary in compiled}

@@ -99,7 +99,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "joint_attention 128": lambda: joint(128),
     "fused_moe 16 tokens": lambda: moe(16),
     "fused_moe 2048 tokens": lambda: moe(2048),
-    "fused_moe 16 tokens fp32": lambda: moe(16, FP32),
+    "fused_moe 2048 tokens fp32": lambda: moe(2048, FP32),
     "draw_tokens": lambda: sample(changed=False),
     "draw_tokens changed": lambda: sample(changed=True),
     "modulate 1536": lambda: adaln_triton.modulate(meta(2, 9, 1536), *meta(2, 3072).chunk(2, -1)),
