@@ -168,7 +168,7 @@ def gumbel(size: int, draws: Draws, r: int) -> torch.Tensor:
     """-log(-log u), float64, one for every token of row r: see `experts/sampling.py`."""
     seed = int(draws.seed_R[r])
     words = philox(torch.arange(size), int(draws.index_R[r]) & MASK, int(draws.node_R[r]) & MASK, (seed & MASK, seed >> 32 & MASK))
-    u_V = (words[0] * 2.0**20 + (words[1] >> 12) + 0.5) * 2.0**-52
+    u_V = (words[0].double() * 2.0**20 + (words[1] >> 12) + 0.5) * 2.0**-52
     return -(-u_V.log()).log()
 
 

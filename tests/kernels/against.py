@@ -67,9 +67,14 @@ def poisoned() -> Iterator[None]:
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal, up to one rounding of the dtype."""
+    """Equal, up to one rounding of the dtype; and of 16 bits at most one in fifty may be rounded the other way.
+
+    A kernel that computes in 16 bits is off by a unit here and there, which the first alone would let pass.
+    """
     tight = ULP[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=tight, atol=tight)
+    if expected.dtype != torch.float32:
+        assert int((actual != expected).sum()) <= 1 + expected.numel() // 50
 
 
 def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
