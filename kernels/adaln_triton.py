@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.adaln import EPS, check
 
 WIDEST = 16384  # features, as in `norm_triton.py`

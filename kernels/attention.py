@@ -1,17 +1,18 @@
 """Causal attention of a ragged batch over a paged cache: the definition, and the plan that says which program does what.
 
-Prefill chunks and single decode rows are one batch: row r has `counts[r]` query tokens, the last ones of its `lengths[r]`. The plan cuts
-it into tiles, each some queries of one row over some of its keys. Long rows of few queries are cut along the keys, too
-(split-KV: Dao et al. 2023, "Flash-Decoding"), and merged by their log-sum-exps. Cuts are at fixed positions of a row, so what a row
-gets does not depend on its neighbours.
+Prefill chunks and single decode rows are one batch: row r has `counts[r]` query tokens, the last ones of its `lengths[r]`. The
+plan cuts it into tiles, each some queries of one row over some of its keys. Long rows of few queries are cut along the keys,
+too (split-KV: Dao et al. 2023, "Flash-Decoding"), and merged by their log-sum-exps. Cuts are at fixed positions of a row, so
+what a row gets does not depend on its neighbours.
 
-Suffixes: T query tokens of all rows, H heads, G heads of keys and values, E head dimension, N blocks, P places of a block, R rows,
-B blocks of the longest row, W tiles, M merges.
+Suffixes: T query tokens of all rows, H heads, G heads of keys and values, E head dimension, N blocks, P places of a block, R
+rows, B blocks of the longest row, W tiles, M merges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -72,7 +73,7 @@ def plan(
                 tiles.append((row, first, low, high, -1))
             else:
                 merges.append((start + first, taken, slots, len(cuts) - 1))
-                for a, b in zip(cuts, cuts[1:], strict=False):
+                for a, b in pairwise(cuts):
                     tiles.append((row, first, a, b, slots))
                     slots += 1
             first += taken
@@ -99,12 +100,11 @@ def tile_rows(group: int) -> tuple[int, int]:
     return small, max(LARGE, small)
 
 
-def paged_attention(
-    q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch: Plan, scale: float
-) -> torch.Tensor:
+def paged_attention(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch: Plan, scale: float) -> torch.Tensor:
     """softmax(q kᵀ · scale) v for every head of every query, over the keys that it sees (Vaswani et al. 2017, equation 1).
 
-    Query i of a row stands at position length - count + i and sees no later key. Head h reads keys and values of head h div (H/G).
+    Query i of a row stands at position length - count + i and sees no later key. Head h reads keys and values of head h div
+    (H/G).
 
     Args:
         q_THE: all rows' queries, one row after the other; float32, bfloat16 or float16.
@@ -137,8 +137,10 @@ def check(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch
     """Whether shapes fit each other and the plan. ValueError if not."""
     fits = q_THE.dim() == 3 and k_NPGE.dim() == 4 and k_NPGE.shape == v_NPGE.shape and k_NPGE.shape[3] == q_THE.shape[2]
     if not fits or q_THE.shape[1] != k_NPGE.shape[2] * batch.group or not q_THE.dtype == k_NPGE.dtype == v_NPGE.dtype:
-        shapes = f"q {tuple(q_THE.shape)} {q_THE.dtype}, k {tuple(k_NPGE.shape)} {k_NPGE.dtype}, v {tuple(v_NPGE.shape)} {v_NPGE.dtype}"
-        raise ValueError(f"paged_attention: {shapes} do not fit [T, H, E], [N, P, G, E] twice with H = {batch.group} G, in one dtype")
+        shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q_THE, k_NPGE, v_NPGE))
+        raise ValueError(
+            f"paged_attention: {shapes} do not fit q [T, H, E], k and v [N, P, G, E] with H = {batch.group} G, in one dtype"
+        )
     if len(q_THE) != sum(batch.counts):
         raise ValueError(f"paged_attention: {len(q_THE)} query tokens, the plan has {sum(batch.counts)}")
     room = batch.blocks_RB.shape[1] * k_NPGE.shape[1]

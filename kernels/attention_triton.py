@@ -1,7 +1,7 @@
 """Paged attention in Triton: one launch for prefill chunks, decode rows and pieces of long ones, and one that merges the pieces.
 
-A program does one tile of the plan for one head of keys and values; rows of its matrices are (query, head of the group). Small and
-large tiles are two shapes of the same code. Definition and plan: `attention.py`.
+A program does one tile of the plan for one head of keys and values; rows of its matrices are (query, head of the group). Small
+and large tiles are two shapes of the same code. Definition and plan: `attention.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.attention import Plan, check, tile_rows
 
 LOG2_E = 1.4426950408889634
@@ -122,14 +121,14 @@ def _merge(merges, parts, peaks, out, heads, features, GROUP: tl.constexpr, SMAL
     tl.store(out + at[:, None] + feature[None, :], mixed.to(out.dtype.element_ty), mask=inside)
 
 
-def paged_attention(
-    q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch: Plan, scale: float
-) -> torch.Tensor:
+def paged_attention(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch: Plan, scale: float) -> torch.Tensor:
     """As `attention.paged_attention`. Tokens, heads of q and blocks of the cache may be strided; a block is contiguous."""
     check(q_THE, k_NPGE, v_NPGE, batch)
     for name, cache_NPGE in (("k", k_NPGE), ("v", v_NPGE)):
         if len(cache_NPGE) and not cache_NPGE[0].is_contiguous():
-            raise ValueError(f"paged_attention: a block of the {name} cache has strides {cache_NPGE.stride()[1:]}, contiguous is needed")
+            raise ValueError(
+                f"paged_attention: a block of the {name} cache has strides {cache_NPGE.stride()[1:]}, contiguous is needed"
+            )
     _, heads, features = q_THE.shape
     out_THE = torch.empty(q_THE.shape, dtype=q_THE.dtype, device=q_THE.device)
     if out_THE.numel() == 0 or len(batch.tiles_W5) == 0:
@@ -155,7 +154,8 @@ def paged_attention(
 
 
 def settings(features: int, bytes_each: int) -> dict[str, int]:
-    """Launch settings by the width of a key, so that neither sm_80 nor sm_90 spills: half as many keys at once from 128 features on (sm_80
+    """Launch settings by the width of a key, so that neither sm_80 nor sm_90 spills: half as many keys at once from 128
+    features on (sm_80
     spilled 19 registers), 8 warps for 256, and for float32, which no matrix instruction takes exactly, 16 keys."""
     keys = 16 if bytes_each == 4 else 64 if features <= 64 else 32
     warps = 8 if bytes_each == 4 or features > 128 else 4

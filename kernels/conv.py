@@ -1,17 +1,17 @@
 """Causal convolutions over time that go on where the last chunk ended: the definition.
 
-What a chunk needs of the past is its last inputs, `state`; zeros at the beginning. So chunks of any sizes are one convolution, and no sum is
-ever taken in two halves. Weights come packed, a matrix a tap (`pack`, `pack_transposed`): rows of C contiguous values.
+What a chunk needs of the past is its last inputs, `state`; zeros at the beginning. So chunks of any sizes are one convolution,
+and no sum is ever taken in two halves. Weights come packed, a matrix a tap (`pack`, `pack_transposed`): rows of C contiguous
+values.
 
-Suffixes: N sequences, C channels in, O channels out, K taps, L positions, P positions of state, J taps of a transposed convolution
-as one over its inputs, Q = O · stride.
+Suffixes: N sequences, C channels in, O channels out, K taps, L positions, P positions of state, J taps of a transposed
+convolution as one over its inputs, Q = O · stride.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-
 from omni_runtime.kernels.snake import snake_beta
 
 Snake = tuple[torch.Tensor, torch.Tensor]
@@ -31,7 +31,12 @@ def pack_transposed(weight_COK: torch.Tensor, stride: int) -> torch.Tensor:
     """
     weight_COK = F.pad(weight_COK, (0, -weight_COK.shape[2] % stride))
     inputs, outputs, taps = weight_COK.shape
-    return weight_COK.view(inputs, outputs, taps // stride, stride).permute(2, 1, 3, 0).reshape(-1, outputs * stride, inputs).contiguous()
+    return (
+        weight_COK.view(inputs, outputs, taps // stride, stride)
+        .permute(2, 1, 3, 0)
+        .reshape(-1, outputs * stride, inputs)
+        .contiguous()
+    )
 
 
 def causal_conv(
@@ -71,7 +76,9 @@ def causal_transposed_conv(
     bias_O: torch.Tensor | None = None,
     snake: Snake | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y[o, stride · i + r] = bias[o] + Σ w[j, o · stride + r, c] x[c, i - j]: a transposed convolution without its last K - stride values.
+    """y[o, stride · i + r] = bias[o] + Σ w[j, o · stride + r, c] x[c, i - j].
+
+    That is a transposed convolution without its last K - stride values.
 
     Args:
         x_NCL: float32, bfloat16 or float16.
@@ -109,12 +116,21 @@ def extend(x_NCL: torch.Tensor, state_NCP: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def check(
-    op: str, x_NCL: torch.Tensor, state_NCP: torch.Tensor, weight: torch.Tensor, bias_O: torch.Tensor | None, outputs: int, past: int
+    op: str,
+    x_NCL: torch.Tensor,
+    state_NCP: torch.Tensor,
+    weight: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    outputs: int,
+    past: int,
 ) -> None:
     """Whether shapes and dtypes fit. ValueError if not."""
     fits = x_NCL.dim() == weight.dim() == 3 and weight.shape[2] == x_NCL.shape[1] and len(weight) > 0
     fits = fits and state_NCP.shape == (*x_NCL.shape[:2], past) and (bias_O is None or bias_O.shape == (outputs,))
     if not fits or not x_NCL.dtype == state_NCP.dtype == weight.dtype:
-        given = f"x {tuple(x_NCL.shape)} {x_NCL.dtype}, state {tuple(state_NCP.shape)} {state_NCP.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        given = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in (x_NCL, state_NCP, weight))
         bias = "no bias" if bias_O is None else f"bias {tuple(bias_O.shape)}"
-        raise ValueError(f"{op}: {given}, {bias} do not fit; the state must have {past} positions, the bias {outputs}, one dtype for all")
+        raise ValueError(
+            f"{op}: {given}, {bias} do not fit x, state and weight, one dtype; "
+            f"the state must have {past} positions, the bias {outputs}"
+        )

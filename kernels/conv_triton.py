@@ -1,7 +1,9 @@
-"""Causal and causal transposed convolutions as one Triton kernel: a matrix product a tap, summed in registers. Definition: `conv.py`.
+"""Causal and causal transposed convolutions as one Triton kernel: a matrix product a tap, summed in registers. Definition:
+`conv.py`.
 
-A transposed convolution of stride s is a convolution over its inputs with s times as many rows, whose results lie side by side in time.
-Inputs come with their state in front, in one tensor: one load a tap, where two with a choice between them spilled registers.
+A transposed convolution of stride s is a convolution over its inputs with s times as many rows, whose results lie side by side
+in time. Inputs come with their state in front, in one tensor: one load a tap, where two with a choice between them spilled
+registers.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.conv import Snake, check, extend
 from omni_runtime.kernels.snake import EPS
 from omni_runtime.kernels.snake import check as check_snake

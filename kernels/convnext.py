@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-
 from omni_runtime.kernels.conv import extend
 
 
@@ -71,5 +70,7 @@ def check(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt) -> No
     vectors = (weights.taps_bias_C, weights.norm_weight_C, weights.norm_bias_C)
     fits = x_NCL.dim() == 3 and x_NCL.shape[1] == channels and taps > 0 and all(v.shape == (channels,) for v in vectors)
     if not fits or state_NCP.shape != (*x_NCL.shape[:2], taps - 1) or state_NCP.dtype != x_NCL.dtype:
-        given = f"x {tuple(x_NCL.shape)} {x_NCL.dtype}, state {tuple(state_NCP.shape)} {state_NCP.dtype}, taps {channels} x {taps}"
+        given = (
+            f"x {tuple(x_NCL.shape)} {x_NCL.dtype}, state {tuple(state_NCP.shape)} {state_NCP.dtype}, taps {channels} x {taps}"
+        )
         raise ValueError(f"depthwise_norm: {given} do not fit; x is [N, {channels}, L], the state [N, {channels}, {taps - 1}]")

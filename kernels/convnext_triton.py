@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels import convnext
 from omni_runtime.kernels.conv import extend
 from omni_runtime.kernels.convnext import ConvNeXt, check
@@ -70,4 +69,9 @@ def settings(channels: int) -> dict[str, int]:
     """Launch settings: 8192 values a program, 8 positions at most; 1024 values a warp."""
     block_c: int = triton.next_power_of_2(channels)
     block_t: int = min(max(8192 // block_c, 1), 8)
-    return {"BLOCK_C": block_c, "BLOCK_T": block_t, "num_warps": min(max(block_c * block_t // 1024, 1), 8), "enable_fp_fusion": False}
+    return {
+        "BLOCK_C": block_c,
+        "BLOCK_T": block_t,
+        "num_warps": min(max(block_c * block_t // 1024, 1), 8),
+        "enable_fp_fusion": False,
+    }

@@ -46,4 +46,6 @@ def check(latent_RX: torch.Tensor, velocity_BX: torch.Tensor, *vectors_R: torch.
     fits = latent_RX.dim() > 0 and velocity_BX.shape[1:] == latent_RX.shape[1:]
     if not fits or any(vector.shape != latent_RX.shape[:1] for vector in vectors_R):
         others = [tuple(vector.shape) for vector in vectors_R]
-        raise ValueError(f"guided_euler: latent {tuple(latent_RX.shape)}, velocity {tuple(velocity_BX.shape)}, rows {others} do not fit")
+        raise ValueError(
+            f"guided_euler: latent {tuple(latent_RX.shape)}, velocity {tuple(velocity_BX.shape)}, rows {others} do not fit"
+        )

@@ -1,7 +1,8 @@
-"""Joint attention of two streams of tokens, each token to all of both (Esser et al. 2024, section 4), for a ragged batch: the definition.
+"""Joint attention of two streams of tokens, each token to all of both (Esser et al. 2024, section 4), for a ragged batch: the
+definition.
 
-Suffixes: B samples, N tokens of the first stream (a picture's) of all samples, S of the second (a text's), H heads, E head dimension,
-W tiles.
+Suffixes: B samples, N tokens of the first stream (a picture's) of all samples, S of the second (a text's), H heads, E head
+dimension, W tiles.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def joint_attention(
         second_3SHE: of the second stream, same dtype.
 
     Returns:
-        [N, H, E] and [S, H, E] in the dtype of q. Sums are float32; the kernel rounds weights to the dtype of v before it multiplies.
+        [N, H, E] and [S, H, E] in the dtype of q. Sums are float32; the kernel rounds weights to the dtype of v before it
+        multiplies.
 
     Raises:
         ValueError: shapes do not fit each other or the plan.
@@ -69,4 +71,6 @@ def check(first_3NHE: Sequence[torch.Tensor], second_3SHE: Sequence[torch.Tensor
     fits = fits and all(x.shape == (totals[i // 3], *every[0].shape[1:]) for i, x in enumerate(every))
     if not fits:
         shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in every)
-        raise ValueError(f"joint_attention: {shapes} do not fit q, k, v of [{totals[0]}, H, E] and of [{totals[1]}, H, E], in one dtype")
+        raise ValueError(
+            f"joint_attention: {shapes} do not fit q, k, v of [{totals[0]}, H, E] and of [{totals[1]}, H, E], in one dtype"
+        )

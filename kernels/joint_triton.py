@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.attention_triton import LOG2_E, attend, settings
 from omni_runtime.kernels.joint import QUERIES, JointPlan, check
 
@@ -76,6 +75,10 @@ def joint_attention(
     strides = [stride for x in every for stride in x.stride()[:2]]
     sizes = (len(batch.counts), features, heads, scale * LOG2_E)
     grid = (len(batch.tiles_W3), heads)
-    launch = {"BLOCK_M": QUERIES, "BLOCK_E": max(triton.next_power_of_2(features), 16), **settings(features, every[0].element_size())}
+    launch = {
+        "BLOCK_M": QUERIES,
+        "BLOCK_E": max(triton.next_power_of_2(features), 16),
+        **settings(features, every[0].element_size()),
+    }
     _kernel[grid](*every, *outs, batch.starts_2B, batch.tiles_W3, *sizes, *strides, **launch)
     return outs[0], outs[1]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 
 
-def store_kv(
-    k_TGE: torch.Tensor, v_TGE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, slots_T: torch.Tensor
-) -> None:
-    """Token t's key and value are written to place slot mod P of block slot div P. Slots outside the cache are skipped, -1 on purpose.
+def store_kv(k_TGE: torch.Tensor, v_TGE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, slots_T: torch.Tensor) -> None:
+    """Token t's key and value are written to place slot mod P of block slot div P. Slots outside the cache are skipped, -1 on
+    purpose.
 
     Args:
         k_TGE, v_TGE: any of the float dtypes; rounded to the dtype of the cache.
@@ -30,9 +29,7 @@ def store_kv(
     v_NPGE[block, place] = v_TGE[kept].to(v_NPGE.dtype)
 
 
-def check(
-    k_TGE: torch.Tensor, v_TGE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, slots_T: torch.Tensor
-) -> None:
+def check(k_TGE: torch.Tensor, v_TGE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, slots_T: torch.Tensor) -> None:
     """Whether shapes and strides fit. ValueError if not."""
     fits = k_TGE.dim() == 3 and k_TGE.shape == v_TGE.shape and k_NPGE.dim() == 4 and k_NPGE.shape == v_NPGE.shape
     if not fits or k_NPGE.shape[2:] != k_TGE.shape[1:] or slots_T.shape != k_TGE.shape[:1]:

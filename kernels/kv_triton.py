@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.kv import check
 
 
@@ -28,9 +27,7 @@ def _kernel(
         tl.store(v_cache + block * v_block + place, value.to(tl.float32).to(v_cache.dtype.element_ty), mask=inside)
 
 
-def store_kv(
-    k_TGE: torch.Tensor, v_TGE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, slots_T: torch.Tensor
-) -> None:
+def store_kv(k_TGE: torch.Tensor, v_TGE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, slots_T: torch.Tensor) -> None:
     """As `kv.store_kv`."""
     check(k_TGE, v_TGE, k_NPGE, v_NPGE, slots_T)
     if k_TGE.numel() == 0 or k_NPGE.numel() == 0:

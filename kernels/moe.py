@@ -8,7 +8,6 @@ Suffixes: T tokens, D width, X experts, F features of an expert, C chosen expert
 from __future__ import annotations
 
 import torch
-
 from omni_runtime.kernels.swiglu import silu_mul
 
 
@@ -25,8 +24,8 @@ def fused_moe(
         weight_TC: float32.
 
     Returns:
-        The dtype of x. Products are summed in float32, the gated features rounded to the dtype of x, the sum over experts is float32
-        in the order in which they were chosen, rounded once.
+        The dtype of x. Products are summed in float32, the gated features rounded to the dtype of x, the sum over experts is
+        float32 in the order in which they were chosen, rounded once.
 
     Raises:
         ValueError: shapes do not fit.

@@ -1,8 +1,8 @@
 """A mixture of experts in Triton: two grouped products, the first with the gate behind it, and a sum. Definition: `moe.py`.
 
-Pairs of token and chosen expert are sorted by expert with torch, stably, so that a run repeats to the bit; atomics would not. Tiles of
-the sorted pairs belong to one expert each. How many there are is known on the device only; the grid is the most that can be, and
-programs too many do nothing, so nobody waits for the host.
+Pairs of token and chosen expert are sorted by expert with torch, stably, so that a run repeats to the bit; atomics would not.
+Tiles of the sorted pairs belong to one expert each. How many there are is known on the device only; the grid is the most that
+can be, and programs too many do nothing, so nobody waits for the host.
 
 Suffixes: T tokens, D width, X experts, F features of an expert, C chosen experts of a token, P = T·C pairs, W tiles.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.moe import check
 
 
@@ -115,7 +114,7 @@ def fused_moe(
 
 
 def sort(expert_TC: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pairs by expert, and tiles of at most so many of them: int32 [P] and [W, 3] of expert or -1, first, and end of the expert."""
+    """The pairs by expert, int32 [P], and tiles of at most so many of them, int32 [W, 3]: expert or -1, first, expert's end."""
     flat_P = expert_TC.flatten().long()
     flat_P = torch.where((flat_P >= 0) & (flat_P < experts), flat_P, experts)  # those of no expert come last, in no tile
     order_P = flat_P.argsort(stable=True).int()

@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al. 2021, equation 34) by tables, for positions of one axis or several: the definition.
 
-Which two features turn together is a matter of layout: feature i and i + F ("halves", Llama) or 2i and 2i + 1 ("pairs", the paper).
-Which axis of a position turns a frequency is a vector, `axis_F`: so time, height and width (M-RoPE: Wang et al. 2024, section 2.1),
-contiguous or interleaved, and rows and columns of a picture are one formula.
+Which two features turn together is a matter of layout: feature i and i + F ("halves", Llama) or 2i and 2i + 1 ("pairs", the
+paper). Which axis of a position turns a frequency is a vector, `axis_F`: so time, height and width (M-RoPE: Wang et al. 2024,
+section 2.1), contiguous or interleaved, and rows and columns of a picture are one formula.
 
 Suffixes: T tokens, H heads, E head dimension, F frequencies, A axes of a position, S positions in the tables.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-
 from omni_runtime.kernels.norm import rms_norm
 
 
@@ -81,7 +80,8 @@ def norm_rotary(
     axis_F: torch.Tensor | None = None,
     pairs: bool = False,
 ) -> torch.Tensor:
-    """QK-norm, then `rotary`, in place: RMSNorm over each head, with one weight for the first `queries` heads and one for the rest.
+    """QK-norm, then `rotary`, in place: RMSNorm over each head, with one weight for the first `queries` heads and one for the
+    rest.
 
     Equals the two ops one after the other: the norm is rounded to the dtype of x in between.
 
@@ -108,7 +108,9 @@ def check(
     fits = x_THE.dim() == 3 and cos_SF.dim() == 2 and cos_SF.shape == sin_SF.shape and 2 * cos_SF.shape[1] <= x_THE.shape[2]
     fits = fits and positions_AT.dim() == 2 and positions_AT.shape[1] == x_THE.shape[0] and positions_AT.shape[0] > 0
     if not fits or (axis_F is not None and axis_F.shape != cos_SF.shape[1:]):
-        shapes = f"x {tuple(x_THE.shape)}, positions {tuple(positions_AT.shape)}, cos {tuple(cos_SF.shape)}, sin {tuple(sin_SF.shape)}"
+        shapes = (
+            f"x {tuple(x_THE.shape)}, positions {tuple(positions_AT.shape)}, cos {tuple(cos_SF.shape)}, sin {tuple(sin_SF.shape)}"
+        )
         axis = "" if axis_F is None else f", axis {tuple(axis_F.shape)}"
         raise ValueError(f"rotary: {shapes}{axis} do not fit [T, H, E], [A, T], [S, F], [S, F], [F] with 2F at most E")
     return positions_AT

@@ -1,4 +1,5 @@
-"""Rotary position embedding, alone or after QK-norm, as one Triton kernel: a program per token and some heads. Definition: `rope.py`.
+"""Rotary position embedding, alone or after QK-norm, as one Triton kernel: a program per token and some heads. Definition:
+`rope.py`.
 
 Suffixes: T tokens, H heads, E head dimension, F frequencies, A axes of a position, S positions in the tables.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.rope import check, check_norm
 
 
@@ -26,11 +26,10 @@ def _kernel(
         first, second = 2 * frequency, 2 * frequency + 1
     else:
         first, second = frequency, frequency + frequencies
+    line = positions + token
     if AXES:
-        follows = tl.load(axis + frequency, mask=turned, other=0)
-    else:
-        follows = tl.zeros([BLOCK_F], tl.int32)
-    at = tl.load(positions + follows.to(tl.int64) * tokens + token, mask=turned, other=0).to(tl.int64)
+        line += tl.load(axis + frequency, mask=turned, other=0).to(tl.int64) * tokens
+    at = tl.load(line + tl.zeros([BLOCK_F], tl.int32), mask=turned, other=0).to(tl.int64)
     known = turned & (at >= 0) & (at < table)  # a position beyond the table gives NaN, not what lies behind it
     c = tl.load(cos + at * frequencies + frequency, mask=known, other=float("nan"))[None, :]
     s = tl.load(sin + at * frequencies + frequency, mask=known, other=float("nan"))[None, :]
@@ -55,7 +54,11 @@ def _kernel(
         x1 = (x1 * scale * w1).to(x.dtype.element_ty).to(tl.float32)  # rounded as the norm alone would
         x2 = (x2 * scale * w2).to(x.dtype.element_ty).to(tl.float32)
         if REST:
-            rest = rest * scale * tl.where(is_query, _row(q_weight, column, column < features), _row(k_weight, column, column < features))
+            rest = (
+                rest
+                * scale
+                * tl.where(is_query, _row(q_weight, column, column < features), _row(k_weight, column, column < features))
+            )
     tl.store(there + first[None, :], (x1 * c - x2 * s).to(out.dtype.element_ty), mask=inside)
     tl.store(there + second[None, :], (x2 * c + x1 * s).to(out.dtype.element_ty), mask=inside)
     if REST:
@@ -76,7 +79,7 @@ def rotary(
     pairs: bool = False,
     in_place: bool = False,
 ) -> torch.Tensor:
-    """As `rope.rotary`. Tokens and heads may be strided; features must be contiguous to be turned in place, else they are copied."""
+    """As `rope.rotary`. Tokens and heads may be strided, features too unless they are to be turned in place."""
     positions_AT = check(x_THE, positions_AT, cos_SF, sin_SF, axis_F)
     return _launch(x_THE, positions_AT, cos_SF, sin_SF, axis_F, pairs, in_place, None)
 

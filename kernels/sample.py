@@ -1,8 +1,8 @@
 """Edits of logits, the filters, the seeded draw and the log-probability of what was drawn, for a batch of rows: the definition.
 
 What every parameter means, and in which order they act, is told in `experts/sampling.py` and `experts/edits.py`, which draw on a
-CPU; the same seed draws the same token here. For that the arithmetic is float64, as it is there: a logit has 24 bits, but the share of a
-token and its Gumbel number must not depend on who adds them up.
+CPU; the same seed draws the same token here. For that the arithmetic is float64, as it is there: a logit has 24 bits, but the
+share of a token and its Gumbel number must not depend on who adds them up.
 
 Suffixes: R rows, V vocabulary, S tokens of a row, all rows' tokens one after the other.
 """
@@ -167,13 +167,15 @@ def _kept(score_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torc
 def gumbel(size: int, draws: Draws, r: int) -> torch.Tensor:
     """-log(-log u), float64, one for every token of row r: see `experts/sampling.py`."""
     seed = int(draws.seed_R[r])
-    words = philox(torch.arange(size), int(draws.index_R[r]) & MASK, int(draws.node_R[r]) & MASK, (seed & MASK, seed >> 32 & MASK))
+    words = philox(
+        torch.arange(size), int(draws.index_R[r]) & MASK, int(draws.node_R[r]) & MASK, (seed & MASK, seed >> 32 & MASK)
+    )
     u_V = (words[0].double() * 2.0**20 + (words[1] >> 12) + 0.5) * 2.0**-52
     return -(-u_V.log()).log()
 
 
 def philox(first: torch.Tensor, second: int, third: int, key: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two of the four words that Philox4x32-10 (Salmon et al. 2011) makes of counters (first, second, third, 0); int64 below 2^32."""
+    """Two words of the four that Philox4x32-10 (Salmon et al. 2011) makes of counters (first, second, third, 0), as int64."""
     x0, x1, x2, x3 = first, torch.full_like(first, second), torch.full_like(first, third), torch.zeros_like(first)
     for i in range(10):
         k0, k1 = (key[0] + i * 0x9E3779B9) & MASK, (key[1] + i * 0xBB67AE85) & MASK
@@ -193,7 +195,9 @@ def check(logits_RV: torch.Tensor, draws: Draws, changes: Changes | None) -> Non
     """Whether shapes and dtypes fit. ValueError if not."""
     rows = logits_RV.shape[:1]
     if logits_RV.dim() != 2 or any(field.shape != rows for field in draws):
-        raise ValueError(f"draw_tokens: logits {tuple(logits_RV.shape)}, draws {[tuple(f.shape) for f in draws]} do not fit [R, V] and [R]")
+        raise ValueError(
+            f"draw_tokens: logits {tuple(logits_RV.shape)}, draws {[tuple(f.shape) for f in draws]} do not fit [R, V] and [R]"
+        )
     reals = [draws.temperature_R, draws.top_p_R, draws.min_p_R]
     if changes is not None:
         starts = (changes.bias_start_R, changes.start_R, changes.ban_start_R)
@@ -203,4 +207,6 @@ def check(logits_RV: torch.Tensor, draws: Draws, changes: Changes | None) -> Non
             raise ValueError(f"draw_tokens: changes {[tuple(f.shape) for f in changes]} do not fit {len(logits_RV)} rows")
         reals += [changes.bias_S, *vectors[1:]]
     if any(real.dtype != torch.float64 for real in reals):
-        raise ValueError(f"draw_tokens: parameters of {[str(real.dtype) for real in reals]}, float64 is needed to draw what a CPU draws")
+        raise ValueError(
+            f"draw_tokens: parameters of {[str(real.dtype) for real in reals]}, float64 is needed to draw what a CPU draws"
+        )

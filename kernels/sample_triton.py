@@ -1,14 +1,14 @@
 """Sampling in Triton: a program per row walks the vocabulary in tiles. Definition: `sample.py`.
 
-Nothing is sorted. One walk finds the largest logit, one collects the tokens that may still win, in the order of their ids; usually these
-are few, and the exact thresholds of `top_k` and `top_p` are found among them by halving the range of a float's bits: 63 steps,
-since floats that are not negative are ordered as their bits are. Equals at a threshold are counted off by id.
+Nothing is sorted. One walk finds the largest logit, one collects the tokens that may still win, in the order of their ids;
+usually these are few, and the exact thresholds of `top_k` and `top_p` are found among them by halving the range of a float's
+bits: 63 steps, since floats that are not negative are ordered as their bits are. Equals at a threshold are counted off by id.
 
-What makes the collection small: the k-th largest of BLOCK columns' maxima is not above the k-th largest of all; tokens lighter than
-(1 - top_p) / V of everything cannot be needed (as on the CPU); and no Gumbel number is above HIGHEST.
+What makes the collection small: the k-th largest of BLOCK columns' maxima is not above the k-th largest of all; tokens lighter
+than (1 - top_p) / V of everything cannot be needed (as on the CPU); and no Gumbel number is above HIGHEST.
 
-A key is an int64 that is larger for likelier tokens, -1 for one that is out: the bits of infinity less those of the cost, which is
-how far a token's score lies below the best; or the bits of its weight, which is exp(-cost).
+A key is an int64 that is larger for likelier tokens, -1 for one that is out: the bits of infinity less those of the cost, which
+is how far a token's score lies below the best; or the bits of its weight, which is exp(-cost).
 
 Suffixes: R rows, V vocabulary.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from omni_runtime.kernels.sample import Changes, Draws, check
 
 HIGHEST = 36.8  # no Gumbel number is larger: -log(-log(1 - 2^-53)) = 36.74
@@ -31,7 +30,7 @@ def _mark(
     values, flags, bias_start, bias_ids, bias, starts, answers, ids, ban_start, ban_ids, size, BANNED: tl.constexpr,
     SEEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds biases, and writes beside each token how often the answer has it, whether it was seen at all, and whether it is banned."""
+    """Adds biases, and writes beside each token how often the answer has it, whether it was seen, and whether it is banned."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     values, flags = values + row * size, flags + row * size
@@ -226,10 +225,8 @@ def _kernel(
             at = start + lane
             x = _edited(values, flags, repetition, presence, frequency, at, at < size, CHANGED, BANNED, SEEN)
             cost = (best - x) / temperature
-            if by_count:
-                key = INFINITE - cost.to(tl.int64, bitcast=True)
-            else:
-                key = tl.exp(-cost).to(tl.int64, bitcast=True)
+            weight = tl.exp(-cost).to(tl.int64, bitcast=True)
+            key = tl.where(by_count, INFINITE - cost.to(tl.int64, bitcast=True), weight)
             wanted = (key >= low) & (at < size)
             place = count + tl.cumsum(wanted.to(tl.int32), 0) - 1
             tl.store(keys + place, key, mask=wanted)
@@ -267,7 +264,7 @@ def _kernel(
 def draw_tokens(
     logits_RV: torch.Tensor, draws: Draws, changes: Changes | None = None, logprobs: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `sample.draw_tokens`: the same token, unless two values of a draw differ by less than the last bits of a device's logarithm."""
+    """As `sample.draw_tokens`: the same token, unless two values of a draw are closer than a device's logarithm is exact."""
     check(logits_RV, draws, changes)
     rows, size = logits_RV.shape
     device = logits_RV.device

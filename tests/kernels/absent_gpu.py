@@ -1,6 +1,7 @@
 """Compiles for GPUs that are not here what the public wrappers launch: a launch on meta tensors becomes a compilation.
 
-So the signature, the specialisation and the settings are those of production. Nothing runs: it says nothing about speed, numbers or races.
+So the signature, the specialisation and the settings are those of production. Nothing runs: it says nothing about speed,
+numbers or races.
 """
 
 from __future__ import annotations
@@ -72,14 +73,25 @@ def resources(kernel: Any) -> dict[str, int]:
     found = {"shared": int(kernel.metadata.shared)}
     if "amdgcn" in kernel.asm:
         code = kernel.asm["amdgcn"]
-        number = {kind: int(re.search(rf"\.{kind}:\s+(\d+)", code)[1]) for kind in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")}
+        number = {
+            kind: int(re.search(rf"\.{kind}:\s+(\d+)", code)[1])
+            for kind in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+        }
         matrix = len(re.findall(r"\bv_mfma", code))
         scalar = number["sgpr_spill_count"]  # into lanes of vector registers, not memory
-        return {"registers": number["vgpr_count"], "spills": number["vgpr_spill_count"], "scalar spills": scalar, **found, "mfma": matrix}
+        return {
+            "registers": number["vgpr_count"],
+            "spills": number["vgpr_spill_count"],
+            "scalar spills": scalar,
+            **found,
+            "mfma": matrix,
+        }
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage = subprocess.run([TOOLS / "cuobjdump", "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        usage = subprocess.run(
+            [TOOLS / "cuobjdump", "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
         code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
     registers = int(re.search(r"REG:(\d+)", usage.stdout)[1])
     spills = len(re.findall(r"\b(?:STL|LDL)\b", code))

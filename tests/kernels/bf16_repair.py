@@ -1,10 +1,13 @@
 """Makes the interpreter compute bfloat16 as a GPU does: every operation in float32, rounded to nearest even. For tests only.
 
-The interpreter keeps bfloat16 as uint16 and adds, multiplies and sums those integers; float32 becomes bfloat16 by cutting off bits. Without
-this, a kernel that forgets an upcast fails here and nowhere else, one that multiplies bfloat16 matrices as it should fails too, and
-every tolerance is twice too wide. A comparison of scalars keeps the type of what it compared, and as part of a mask it is spread as that;
-here it is a bool. It reaches into private parts of triton, so `interpreted_repair.py` fails when they move.
+The interpreter keeps bfloat16 as uint16 and adds, multiplies and sums those integers; float32 becomes bfloat16 by cutting off
+bits. Without this, a kernel that forgets an upcast fails here and nowhere else, one that multiplies bfloat16 matrices as it
+should fails too, and every tolerance is twice too wide. A comparison of scalars keeps the type of what it compared, and as part
+of a mask it is spread as that; here it is a bool. It reaches into private parts of triton, so `interpreted_repair.py` fails
+when they move.
 """
+
+from types import SimpleNamespace
 
 import numpy as np
 import triton.language as tl
@@ -54,7 +57,9 @@ def _operation(original, count):
     def operation(self, *arguments):
         handles = arguments[:count]
         narrow_ones = all(is_bfloat16(handle) for handle in handles)
-        result = original(self, *(up(handle) for handle in handles), *arguments[count:]) if narrow_ones else original(self, *arguments)
+        result = (
+            original(self, *(up(handle) for handle in handles), *arguments[count:]) if narrow_ones else original(self, *arguments)
+        )
         if result.data.dtype == np.bool_:
             return Handle(result.data, tl.int1)
         return down(result) if narrow_ones else result
@@ -97,8 +102,7 @@ def install() -> None:
 
 
 def _patch_once() -> None:
-    """A nested function is called while its kernel's launch has replaced `triton.language` already: doing so again for each one took most
-    of the time."""
+    """A launch replaces `triton.language`, and each nested function did so again: that took most of the time."""
 
     def call(self, *arguments, **options):
         try:
@@ -108,8 +112,5 @@ def _patch_once() -> None:
 
     interpreter.InterpretedFunction.__call__ = call
 
-    class Everything:
-        __globals__ = {"tl": tl, "core": tl.core}
-
-    original = interpreter._patch_lang
-    interpreter._patch_lang = lambda _: original(Everything())
+    original, everything = interpreter._patch_lang, SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    interpreter._patch_lang = lambda _: original(everything)

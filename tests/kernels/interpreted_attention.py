@@ -12,7 +12,15 @@ Case = tuple[list[int], list[int], int, int, int, int, int]
 # counts, lengths, heads of keys, heads that share one, features, places of a block, window
 PAGED: list[Case] = [
     ([1, 40, 0, 3, 1], [1, 75, 9, 70, 37], 2, 3, 12, 5, 0),  # decodes, a chunk of two tiles, an empty row, a short chunk
-    ([1, 4, 30], [150, 66, 45], 1, 2, 16, 16, 33),  # a window; rows in pieces, of which the first two queries of row 1 see one only
+    (
+        [1, 4, 30],
+        [150, 66, 45],
+        1,
+        2,
+        16,
+        16,
+        33,
+    ),  # a window; rows in pieces, of which the first two queries of row 1 see one only
     ([1, 1], [129, 64], 1, 17, 8, 1, 0),  # more heads than a small tile has rows; blocks of one place
     ([], [], 2, 2, 16, 4, 0),
 ]
@@ -125,7 +133,11 @@ BUGS = {
     "paged: piece begins late": (attention_triton, "range(low, high", "range(low + 1, high"),
     "paged: accumulator not rescaled": (attention_triton, "mixed = mixed * fade[:, None] + tl.dot", "mixed = mixed + tl.dot"),
     "paged: sum not rescaled": (attention_triton, "total = total * fade + tl.sum", "total = total + tl.sum"),
-    "paged: a piece that sees nothing": (attention_triton, 'base = tl.where(risen == float("-inf"), 0.0, risen)  #', "base = risen  #"),
+    "paged: a piece that sees nothing": (
+        attention_triton,
+        'base = tl.where(risen == float("-inf"), 0.0, risen)  #',
+        "base = risen  #",
+    ),
     "paged: pieces weigh the same": (attention_triton, "part * weight[:, None]", "part"),
     "paged: first head of keys": (attention_triton, "* groups * features + head * features", "* groups * features"),
     "paged: block of the first row": (attention_triton, "row * table_row + key", "key"),
@@ -135,7 +147,7 @@ BUGS = {
     "joint: tail of the keys": (joint_triton, "there = token < end", "there = token < end + 1"),
     "joint: tail of the queries": (joint_triton, "inside = (line < last)[:, None]", "inside = (line < last + 1)[:, None]"),
     "joint: starts of the first stream": (joint_triton, "starts + samples + 1 + sample", "starts + sample"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")

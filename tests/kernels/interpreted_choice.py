@@ -1,4 +1,7 @@
-"""Every public op hands what it is given, in order, to the form that was asked for. Not collected by name, see `test_triton_forms.py`."""
+"""Every public op hands what it is given, in order, to the form that was asked for.
+
+Not collected by name, see `test_triton_forms.py`.
+"""
 
 import inspect
 from importlib import import_module
@@ -17,7 +20,11 @@ MODULES = {
 
 
 def test_the_list_is_whole() -> None:
-    ops = [name for name, value in vars(kernels).items() if inspect.isfunction(value) and "form" in inspect.signature(value).parameters]
+    ops = [
+        name
+        for name, value in vars(kernels).items()
+        if inspect.isfunction(value) and "form" in inspect.signature(value).parameters
+    ]
     assert [op for op in ops if op != "choose"] == list(MODULES)
 
 

@@ -20,7 +20,9 @@ def check_adaln(module: ModuleType, dtype: torch.dtype, shape: tuple[int, int, i
         modulated, gated = module.modulate(x, shift, scale), module.gate(x, delta, scale)
     wide = [t.float() for t in (x, shift, scale, delta)]
     expected = adaln.modulate(*wide[:3])
-    torch.testing.assert_close(modulated.float(), expected.to(dtype).float(), rtol=2**-7 if dtype != torch.float32 else 2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        modulated.float(), expected.to(dtype).float(), rtol=2**-7 if dtype != torch.float32 else 2e-5, atol=2e-5
+    )
     same(gated, adaln.gate(wide[0], wide[3], wide[2]).to(dtype))
 
 
@@ -63,8 +65,16 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 BUGS = {
-    "modulate: mean over the block": (adaln_triton, "mean = tl.sum(value, axis=0) / features", "mean = tl.sum(value, axis=0) / BLOCK"),
-    "modulate: padding in the variance": (adaln_triton, "centred = tl.where(inside, value - mean, 0.0)", "centred = value - mean"),
+    "modulate: mean over the block": (
+        adaln_triton,
+        "mean = tl.sum(value, axis=0) / features",
+        "mean = tl.sum(value, axis=0) / BLOCK",
+    ),
+    "modulate: padding in the variance": (
+        adaln_triton,
+        "centred = tl.where(inside, value - mean, 0.0)",
+        "centred = value - mean",
+    ),
     "modulate: no 1": (adaln_triton, "a = 1.0 + tl", "a = tl"),
     "modulate: vectors of the first sample": (adaln_triton, "shift + batch * shift_batch", "shift + batch * features"),
     "modulate: tokens strided": (adaln_triton, "token * x_token", "token * features"),
@@ -75,7 +85,7 @@ BUGS = {
     "euler: clean with the target's noise": (euler_triton, "x - noise * v", "x - tl.load(target + row) * v"),
     "euler: branch is row": (euler_triton, "velocity + prompted * elements", "velocity + row * elements"),
     "euler: tail": (euler_triton, "* v, mask=inside)\n\n\ndef", "* v)\n\n\ndef"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")

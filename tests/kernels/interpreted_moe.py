@@ -62,7 +62,11 @@ def test_tiles_cover_each_pair_once(rows: int) -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     x, up, down, expert, weight = inputs(torch.float32, CASES[0])
     for module in (moe, moe_triton):
-        for wrong in ((x[1:], up, down, expert, weight), (x, up[:, 1:], down, expert, weight), (x.half(), up, down, expert, weight)):
+        for wrong in (
+            (x[1:], up, down, expert, weight),
+            (x, up[:, 1:], down, expert, weight),
+            (x.half(), up, down, expert, weight),
+        ):
             with pytest.raises(ValueError, match="do not fit"):
                 module.fused_moe(*wrong)
 

@@ -1,4 +1,7 @@
-"""The repair of the interpreter itself, first of all in the process that runs the kernels. Fails when triton's private parts move."""
+"""The repair of the interpreter itself, first of all in the process that runs the kernels.
+
+Fails when triton's private parts move.
+"""
 
 import os
 

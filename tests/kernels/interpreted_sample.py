@@ -1,4 +1,7 @@
-"""Sampling in the interpreter: the kernel draws what `experts/sampling.py` draws. Not collected by name, see `test_triton_forms.py`."""
+"""Sampling in the interpreter: the kernel draws what `experts/sampling.py` draws.
+
+Not collected by name, see `test_triton_forms.py`.
+"""
 
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +73,10 @@ def changed() -> Rows:
         Edits(repetition=1.1, presence=0.1, frequency=0.2, bias_ids=(0, 1), bias=(-1.0, 0.4), stop_ids=(1, 6), least=9),
     ]  # fmt: skip
     rows = [(x, Draw(1, 0, 0.0, edits=e)) for e in every]
-    rows += [(x - 5, Draw(1, 0, 0.0, edits=Edits(repetition=3.0))), (x, Draw(1, 0, 0.0, edits=Edits(stop_ids=tuple(range(7)), least=9)))]
+    rows += [
+        (x - 5, Draw(1, 0, 0.0, edits=Edits(repetition=3.0))),
+        (x, Draw(1, 0, 0.0, edits=Edits(stop_ids=tuple(range(7)), least=9))),
+    ]
     return batch([*rows, (x / 9, Draw(1, 2, 1.0, top_k=5, edits=every[-1]))], [5, 5, 3, 0, 0, 0], 3)
 
 
@@ -129,8 +135,14 @@ BUGS = {
     "filters: the columns' bound": (">= top_k\n", ">= 1\n"),
     "filters: the nucleus' bound": ("(1.0 - top_p) * total / size", "(1.0 - top_p) * total"),
     "filters: temperature multiplies": ("cost = (best - x) / temperature", "cost = (best - x) * temperature"),
-    "plain: the best is the last of equals": ("tl.min(tl.where(tops == top, ids, 2147483647), 0)", "tl.max(tl.where(tops == top, ids, -1), 0)"),
-    "plain: node and index exchanged": ("zero + index.to(tl.uint32), zero + node.to(tl.uint32)", "zero + node.to(tl.uint32), zero + index.to(tl.uint32)"),
+    "plain: the best is the last of equals": (
+        "tl.min(tl.where(tops == top, ids, 2147483647), 0)",
+        "tl.max(tl.where(tops == top, ids, -1), 0)",
+    ),
+    "plain: node and index exchanged": (
+        "zero + index.to(tl.uint32), zero + node.to(tl.uint32)",
+        "zero + node.to(tl.uint32), zero + index.to(tl.uint32)",
+    ),
     "plain: counter within the tile": ("+ _gumbel(seed, at, index", "+ _gumbel(seed, lane, index"),
     "plain: another word": ("(first.to(tl.float64)", "(second.to(tl.float64)"),
     "plain: NaN passed over": ("(tl.sum(broken, 0) == 0) & ", "(tl.sum(broken, 0) >= 0) & "),
@@ -142,8 +154,11 @@ BUGS = {
     "changed: frequency once": ("frequency * count)", "frequency)"),
     "changed: ban lifted": ("(flag & BANNED) > 0", "(flag & BANNED) > BANNED"),
     "changed: bias replaces": ("other=0.0) + much", "other=0.0) * 0.0 + much"),
-    "changed: log-probability after edits": ("tl.load(logits + token).to(tl.float64) - highest", "tl.load(values + token).to(tl.float64) - best"),
-}  # fmt: skip
+    "changed: log-probability after edits": (
+        "tl.load(logits + token).to(tl.float64) - highest",
+        "tl.load(values + token).to(tl.float64) - best",
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore")

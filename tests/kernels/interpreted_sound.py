@@ -1,4 +1,7 @@
-"""SnakeBeta, causal convolutions and the ConvNeXt block in the interpreter. Not collected by name: `test_triton_forms.py` runs it."""
+"""SnakeBeta, causal convolutions and the ConvNeXt block in the interpreter.
+
+Not collected by name: `test_triton_forms.py` runs it.
+"""
 
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +21,17 @@ def check_snake(module: ModuleType, dtype: torch.dtype, shape: tuple[int, int, i
 
 
 # sequences, channels, outputs, taps, dilation or stride, lengths of chunks, snake, bias
-CONVS = [(2, 20, 70, 3, 2, (70, 0, 9), True, True), (1, 40, 5, 1, 1, (3,), False, False), (1, 3, 4, 7, 1, (20,), False, True), (0, 3, 2, 2, 1, (4,), False, True)]  # fmt: skip
-TRANSPOSED = [(2, 20, 9, 8, 4, (5, 1, 0, 11), True, True), (1, 5, 30, 5, 2, (18,), False, True), (1, 2, 3, 3, 5, (2,), False, False)]  # fmt: skip
+CONVS = [
+    (2, 20, 70, 3, 2, (70, 0, 9), True, True),
+    (1, 40, 5, 1, 1, (3,), False, False),
+    (1, 3, 4, 7, 1, (20,), False, True),
+    (0, 3, 2, 2, 1, (4,), False, True),
+]
+TRANSPOSED = [
+    (2, 20, 9, 8, 4, (5, 1, 0, 11), True, True),
+    (1, 5, 30, 5, 2, (18,), False, True),
+    (1, 2, 3, 3, 5, (2,), False, False),
+]
 Conv = tuple[int, int, int, int, int, tuple[int, ...], bool, bool]
 
 
@@ -148,11 +160,15 @@ BUGS = {
     "transposed: phase": (conv_triton, "+ row % STRIDE", "+ (row + 1) % STRIDE"),
     "transposed: bias of the row": (conv_triton, "bias + row // STRIDE", "bias + row % (rows // STRIDE)"),
     "convnext: norm over the block": (convnext_triton, "mean = tl.sum(total, 0) / channels", "mean = tl.sum(total, 0) / BLOCK_C"),
-    "convnext: padding in the variance": (convnext_triton, "centred = tl.where(there[:, None], total - mean[None, :], 0.0)", "centred = total - mean[None, :]"),
+    "convnext: padding in the variance": (
+        convnext_triton,
+        "centred = tl.where(there[:, None], total - mean[None, :], 0.0)",
+        "centred = total - mean[None, :]",
+    ),
     "convnext: tap": (convnext_triton, "(time + tap)", "(time + tap + 1)"),
     "convnext: bias": (convnext_triton, "total += tl.load(taps_bias", "total -= tl.load(taps_bias"),
     "convnext: time and channels": (convnext_triton, "* channels + channel[:, None]", "+ channel[:, None] * length"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,13 @@ from against import DTYPES, caught, draws, inside_nan, planted, poisoned, same
 from omni_runtime.kernels import kv, kv_triton, rope, rope_triton, swiglu, swiglu_triton
 
 # tokens, heads, features, frequencies, axes, interleaved, pairs
-ROPES = [(3, 5, 16, 8, None, False), (2, 3, 10, 3, None, True), (3, 2, 12, 6, (3, 2, 1), False), (2, 2, 14, 7, (3, 2, 2), True), (0, 2, 4, 2, None, False)]  # fmt: skip
+ROPES = [
+    (3, 5, 16, 8, None, False),
+    (2, 3, 10, 3, None, True),
+    (3, 2, 12, 6, (3, 2, 1), False),
+    (2, 2, 14, 7, (3, 2, 2), True),
+    (0, 2, 4, 2, None, False),
+]
 
 
 def check_rope(module: ModuleType, dtype: torch.dtype, case: tuple) -> None:
@@ -98,20 +104,28 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 BUGS = {
     "rope: sign": (rope_triton, "x2 * c + x1 * s", "x2 * c - x1 * s"),
     "rope: pairs as halves": (rope_triton, "if PAIRS:", "if PAIRS and AXES:"),
-    "rope: time only": (rope_triton, "follows.to(tl.int64) * tokens", "follows.to(tl.int64) * 0"),
-    "rope: no head mask": (rope_triton, "inside = (head < heads)[:, None] & turned", "inside = (head < BLOCK_H)[:, None] & turned"),
+    "rope: time only": (rope_triton, ".to(tl.int64) * tokens", ".to(tl.int64) * 0"),
+    "rope: no head mask": (
+        rope_triton,
+        "inside = (head < heads)[:, None] & turned",
+        "inside = (head < BLOCK_H)[:, None] & turned",
+    ),
     "rope: rest of the features lost": (rope_triton, "if norm or not in_place else 0", "if norm else 0"),
     "rope: norm over the block": (rope_triton, "total / features", "total / (2 * BLOCK_F)"),
     "rope: keys with the weight of queries": (rope_triton, "head < queries", "head < heads"),
     "rope: norm not rounded": (rope_triton, ".to(x.dtype.element_ty).to(tl.float32)", ""),
     "swiglu: gate and up exchanged": (swiglu_triton, "gate * tl.sigmoid(gate) * up", "up * tl.sigmoid(up) * gate"),
-    "swiglu: load without mask": (swiglu_triton, "tl.load(x + row * stride + features + column, mask=inside, other=0.0)", "tl.load(x + row * features + features + column, mask=inside, other=0.0)"),
+    "swiglu: load without mask": (
+        swiglu_triton,
+        "tl.load(x + row * stride + features + column, mask=inside, other=0.0)",
+        "tl.load(x + row * features + features + column, mask=inside, other=0.0)",
+    ),
     "swiglu: store without mask": (swiglu_triton, ", mask=inside)\n\n\ndef", ")\n\n\ndef"),
     "kv: slots below 0": (kv_triton, "(slot >= 0) & (block", "(block"),
     "kv: slots behind the end": (kv_triton, " & (block < blocks)", ""),
     "kv: place": (kv_triton, "slot % places", "slot % (places - 1)"),
     "kv: value of the first head": (kv_triton, "v_token + head * v_head", "v_token + 0 * v_head"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")

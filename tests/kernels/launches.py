@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from omni_runtime.kernels import adaln_triton, attention_triton, conv_triton, convnext_triton, euler_triton, joint_triton, kv_triton
-from omni_runtime.kernels import moe_triton, norm_triton, rope_triton, sample_triton, snake_triton, swiglu_triton
+from omni_runtime.kernels import (
+    adaln_triton,
+    attention_triton,
+    conv_triton,
+    convnext_triton,
+    euler_triton,
+    joint_triton,
+    kv_triton,
+    moe_triton,
+    norm_triton,
+    rope_triton,
+    sample_triton,
+    snake_triton,
+    swiglu_triton,
+)
 from omni_runtime.kernels.attention import plan
 from omni_runtime.kernels.convnext import ConvNeXt
 from omni_runtime.kernels.joint import joint_plan
@@ -68,7 +81,9 @@ def conv(length: int, snake: bool, dtype: torch.dtype = BF16) -> None:
 
 
 def transposed() -> None:
-    conv_triton.causal_transposed_conv(meta(2, 512, 128), meta(2, 512, 1), meta(2, 256 * 8, 512), 8, meta(256), (real(512), real(512)))
+    conv_triton.causal_transposed_conv(
+        meta(2, 512, 128), meta(2, 512, 1), meta(2, 256 * 8, 512), 8, meta(256), (real(512), real(512))
+    )
 
 
 def convnext() -> None:
@@ -90,7 +105,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "rotary halves": lambda: rope(pairs=False, normed=False),
     "rotary pairs": lambda: rope(pairs=True, normed=False),
     "norm_rotary 3 axes": lambda: rope(pairs=False, normed=True),
-    "store_kv 8x128": lambda: kv_triton.store_kv(meta(9, 8, 128), meta(9, 8, 128), meta(9, 16, 8, 128), meta(9, 16, 8, 128), ints(9)),
+    "store_kv 8x128": lambda: kv_triton.store_kv(
+        meta(9, 8, 128), meta(9, 8, 128), meta(9, 16, 8, 128), meta(9, 16, 8, 128), ints(9)
+    ),
     "paged_attention 64, 3 a head": lambda: paged(64, 3, 3),
     "paged_attention 128, 4 a head": lambda: paged(128, 8, 4),
     "paged_attention 256, 8 a head": lambda: paged(256, 2, 8),

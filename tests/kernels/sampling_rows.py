@@ -47,10 +47,14 @@ def make(seed: int, rows: int, size: int, dtype: torch.dtype, edited: bool = Tru
     for row in range(rows):
         hows.append(
             Draw(
-                seed=draw.choice([draw.randrange(2**64), 5]), node=draw.randrange(4), temperature=draw.choice([0.0, 0.3, 1.0, 1.0, 2.5]),
-                top_p=draw.choice([1.0, 0.0, 0.5, 0.9]), top_k=draw.choice([0, 0, 1, 7, size // 2 + 1, size + 3]),
-                min_p=draw.choice([0.0, 0.0, 0.05, 1.0]), edits=edits(draw, size) if edited else None,
-            )  # fmt: skip
+                seed=draw.choice([draw.randrange(2**64), 5]),
+                node=draw.randrange(4),
+                temperature=draw.choice([0.0, 0.3, 1.0, 1.0, 2.5]),
+                top_p=draw.choice([1.0, 0.0, 0.5, 0.9]),
+                top_k=draw.choice([0, 0, 1, 7, size // 2 + 1, size + 3]),
+                min_p=draw.choice([0.0, 0.0, 0.05, 1.0]),
+                edits=edits(draw, size) if edited else None,
+            )
         )
         known.append([draw.randrange(size) for _ in range(draw.randrange(12 + row % 2 * 20))])
         indices.append(draw.randrange(len(known[-1]) + 1))

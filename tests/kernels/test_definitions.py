@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,7 +86,10 @@ def test_store_and_attention_are_attention() -> None:
         kv.store_kv(k, v, cache[0], cache[1], slots)
         kv.store_kv(k[:1], v[:1], cache[0], cache[1], torch.tensor([-1]))
         whole = F.scaled_dot_product_attention(
-            q.transpose(0, 1), k.repeat_interleave(3, 1).transpose(0, 1), v.repeat_interleave(3, 1).transpose(0, 1), is_causal=True
+            q.transpose(0, 1),
+            k.repeat_interleave(3, 1).transpose(0, 1),
+            v.repeat_interleave(3, 1).transpose(0, 1),
+            is_causal=True,
         )
         blocks.append(mine)
         queries.append(q[-count:])
@@ -126,7 +130,7 @@ def test_a_plan_covers_each_query_and_key_once(window: int) -> None:
         for query in range(count):
             ranges = sorted(covered[row, query])
             position = lengths[row] - count + query
-            assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+            assert all(a[1] == b[0] for a, b in pairwise(ranges))
             assert ranges[0][0] <= max(position - window + 1, 0 if window else -1) or ranges[0][0] == 0
             assert ranges[-1][1] > position
 
