@@ -127,7 +127,7 @@ def _keep_k(keys, top_k, count, INFINITE: tl.constexpr, BLOCK: tl.constexpr):
         equal = key == threshold
         rank = equals + tl.cumsum(equal.to(tl.int32), 0)
         kept = (key > threshold) | (equal & (rank <= need))
-        weight = tl.exp(-(INFINITE - key).to(tl.float64, bitcast=True))
+        weight = tl.exp(-(INFINITE - tl.maximum(key, 0)).to(tl.float64, bitcast=True))
         total += tl.where(kept, weight, 0.0)
         tl.store(keys + start + lane, tl.where(kept, weight.to(tl.int64, bitcast=True), -1), mask=start + lane < count)
         equals += tl.sum(equal.to(tl.int32), 0)
