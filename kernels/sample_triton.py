@@ -274,22 +274,22 @@ def draw_tokens(
         return tokens_R.fill_(-1), told_R
     logits_RV = logits_RV if logits_RV.stride(1) == 1 else logits_RV.contiguous()
     launch = settings(size)
-    values_RV, flags_RV, penalties = logits_RV, tokens_R, (draws.temperature_R,) * 3
+    order = [d.contiguous() for d in draws]
+    values_RV, flags_RV, penalties = logits_RV, tokens_R, (order[3],) * 3
     if changes is not None:
         values_RV = logits_RV.double().contiguous()
         flags_RV = torch.zeros((rows, size), dtype=torch.int32, device=device)
         marks = [t.contiguous() for t in changes]
         penalties = (changes.repetition_R.contiguous(), changes.presence_R.contiguous(), changes.frequency_R.contiguous())
-        kinds = {"BANNED": BANNED, "SEEN": SEEN, "BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
-        _mark[(rows,)](values_RV, flags_RV, *marks[:6], *marks[9:], size, **kinds)
+        few = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
+        _mark[(rows,)](values_RV, flags_RV, *marks[:6], *marks[9:], size, BANNED=BANNED, SEEN=SEEN, **few)
     keys_RV = torch.empty((rows, size), dtype=torch.int64, device=device)
     found_RV = torch.empty((rows, size), dtype=torch.int32, device=device)
     scratch = (keys_RV, found_RV, tokens_R, told_R)
     strides = (logits_RV.stride(0), values_RV.stride(0))
-    kinds = {"CHANGED": changes is not None, "TOLD": logprobs, "HIGHEST": HIGHEST, "BANNED": BANNED, "SEEN": SEEN}
-    order = [d.contiguous() for d in draws]
+    kinds = {"CHANGED": changes is not None, "TOLD": logprobs, "BANNED": BANNED, "SEEN": SEEN, "INFINITE": INFINITE}
     _kernel[(rows,)](
-        logits_RV, values_RV, flags_RV, *order, *penalties, *scratch, size, *strides, **kinds, INFINITE=INFINITE, **launch
+        logits_RV, values_RV, flags_RV, *order, *penalties, *scratch, size, *strides, **kinds, HIGHEST=HIGHEST, **launch
     )  # fmt: skip
     return tokens_R, told_R
 

@@ -54,7 +54,9 @@ def faults(name: str, target: str, found: dict[str, dict[str, int]], budget: dic
 def test_fits_its_budget(name: str, target: str) -> None:
     budgets, found = json.loads(FILE.read_text()), measure(target, CALLS[name])
     budget = budgets["calls"][name][target]
-    if budgets["triton"] != triton.__version__:  # another compiler: what it takes is its own, but nothing may spill or be too large
+    if (
+        budgets["triton"] != triton.__version__
+    ):  # another compiler: what it takes is its own, but nothing may spill or be too large
         budget = found
     assert faults(name, target, found, budget) == []
 
