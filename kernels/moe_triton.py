@@ -35,11 +35,11 @@ def _gate_up(
             k = start + tl.arange(0, BLOCK_K)
             inner = k < width
             a = tl.load(x + token[:, None] * x_token + k[None, :], mask=mine[:, None] & inner[None, :], other=0.0)
-            at = rows[None, :] + k[:, None]
             inside = inner[:, None] & kept[None, :]
+            at = rows[None, :] + k[:, None]
             gate = tl.dot(a, tl.load(at, mask=inside, other=0.0), gate, input_precision="ieee")
-            far = (features * width).to(tl.int64)
-            up = tl.dot(a, tl.load(at + far, mask=inside, other=0.0), up, input_precision="ieee")
+            at += features * width  # pointers of its own cost 56 registers more on sm_80
+            up = tl.dot(a, tl.load(at, mask=inside, other=0.0), up, input_precision="ieee")
         result = gate * tl.sigmoid(gate) * up
         out = hidden + place.to(tl.int64)[:, None] * features + column[None, :]
         tl.store(out, result.to(hidden.dtype.element_ty), mask=mine[:, None] & kept[None, :])

@@ -16,7 +16,7 @@ assert "TRITON_INTERPRET" not in os.environ
 
 import triton  # noqa: E402
 from absent_gpu import SHARED, TARGETS, measure  # noqa: E402
-from launches import CALLS  # noqa: E402
+from launches import CALLS, ones  # noqa: E402
 
 FILE = Path(__file__).with_name("budgets.json")
 # Which matrix instruction a kernel must have. Tiles of 16 rows are too small for wgmma; in float32 only AMD's is exact.
@@ -59,6 +59,10 @@ def test_fits_its_budget(name: str, target: str) -> None:
     ):  # another compiler: what it takes is its own, but nothing may spill or be too large
         budget = found
     assert faults(name, target, found, budget) == []
+
+
+def test_sizes_of_one_compile() -> None:
+    assert len(measure("sm_90", ones)) > 5
 
 
 def test_every_op_is_compiled() -> None:

@@ -72,7 +72,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 BUGS = {
-    "up is gate": ("far = (features * width)", "far = (0 * width)"),
+    "up is gate": ("at += features * width", "at += 0"),
     "no gate": ("gate * tl.sigmoid(gate) * up", "gate * up"),
     "token is pair": ("mask=mine, other=0).to(tl.int64) // choices", "mask=mine, other=0).to(tl.int64) % choices"),
     "no weight": ("total * weight[:, None]", "total"),

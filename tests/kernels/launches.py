@@ -97,6 +97,30 @@ def euler() -> None:
     euler_triton.guided_euler(real(4, 16, 64, 64), meta(8, 16, 64, 64), *rows)
 
 
+def ones() -> None:
+    """Everything with sizes of 1, which triton takes for constants of the kernel."""
+    x, wide, table, row = meta(1, 1, 1), meta(1, 1, 2), real(1, 1), real(1)
+    ids = ints(1, dtype=torch.int64)
+    norm_triton.add_rms_norm(x, x, meta(1), 1e-6)
+    swiglu_triton.silu_mul(wide)
+    rope_triton.rotary(wide, ints(1), table, table, ints(1))
+    rope_triton.norm_rotary(meta(1, 1, 3), 1, meta(3), meta(3), 1e-6, ints(1), table, table)
+    kv_triton.store_kv(x, x, meta(1, 1, 1, 1), meta(1, 1, 1, 1), ids)
+    attention_triton.paged_attention(x, meta(1, 1, 1, 1), meta(1, 1, 1, 1), plan([1], [1], [[0]], 1, device="meta"), 1.0)
+    joint_triton.joint_attention((x, x, x), (x, x, x), joint_plan([(1, 1)], "meta"), 1.0)
+    moe_triton.fused_moe(meta(1, 1), wide.view(1, 2, 1), x, ints(1, 1), table)
+    draws, changes = collect([Draw(1, 0, edits=Edits(presence=1.0))], [1], [[0]])
+    assert changes is not None
+    sample_triton.draw_tokens(table, Draws(*(t.to("meta") for t in draws)), Changes(*(t.to("meta") for t in changes)), True)
+    adaln_triton.modulate(x, meta(1, 1), meta(1, 1))
+    adaln_triton.gate(x, x, meta(1, 1))
+    euler_triton.guided_euler(real(1, 1), real(1, 1), ids, ids, row, row, row)
+    snake_triton.snake_beta(x, row, row)
+    conv_triton.causal_conv(x, meta(1, 1, 0), x, meta(1), 1, (row, row))
+    conv_triton.causal_transposed_conv(x, meta(1, 1, 0), x, 1)
+    convnext_triton.depthwise_norm(x, meta(1, 1, 0), ConvNeXt(*[meta(1, 1), *[meta(1)] * 8]))
+
+
 CALLS: dict[str, Callable[[], object]] = {
     "rms_norm 2048": lambda: norm_triton.rms_norm(meta(8, 2048), meta(2048), 1e-6),
     "add_rms_norm 4096": lambda: norm_triton.add_rms_norm(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch.nn.functional as F  # noqa: E402
 from omni_runtime.kernels import attention, conv, convnext, joint, kv, moe, rope, sample, snake, swiglu  # noqa: E402
