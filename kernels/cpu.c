@@ -1,7 +1,7 @@
 /* Token loops on a CPU: products, and whole decoder layers of a ragged batch, float32 activations.
  *
- * Every kernel computes a row, a head or a position by itself and in one order. So a row's result never depends on the rows beside
- * it, on how a prompt was cut, or on the number of threads. `cpu.py` and `experts/decoder_cpu.py` call this.
+ * Every kernel computes a row, a head or a position by itself and in one order. So a row's result never depends on the rows
+ * beside it, on how a prompt was cut, or on the number of threads. `cpu.py` and `experts/decoder_cpu.py` call this.
  */
 #include "cpu_product.h"
 
@@ -230,7 +230,8 @@ static void sort(const Batch *b, const Layer *l) {
 }
 
 /* A thread's share of all experts' products, of rows x by pair. */
-static void mixture(const Batch *b, const Mat *mats, int count, const float *const *x, float *to, long ldy, int how, int me, int all) {
+static void mixture(const Batch *b, const Mat *mats, int count, const float *const *x, float *to, long ldy, int how, int me,
+                    int all) {
     for (int e = 0; e < count; e++) {
         long first = b->starts[e], rows = b->starts[e + 1] - first;
         if (rows) share(mats + e, x + first, to + first * ldy, ldy, how, rows, me, all);

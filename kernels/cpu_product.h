@@ -1,8 +1,8 @@
 /* Products of few rows, float32 activations, for cpu.c.
  *
  * A weight lies in panels of 32 outputs: [panel][K][32], so that lanes are outputs and a row's sum runs over k in order, in one
- * accumulator. Hence a row's result never depends on the rows beside it. Rows are tiled so that accumulators fill the registers; a
- * panel is read from memory once and is then in cache.
+ * accumulator. Hence a row's result never depends on the rows beside it. Rows are tiled so that accumulators fill the registers;
+ * a panel is read from memory once and is then in cache.
  */
 #include <math.h>
 #include <sched.h>
@@ -20,6 +20,7 @@ static int omp_get_num_threads(void) { return 1; }
 
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i16x __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int16_t s16 __attribute__((vector_size(32), may_alias));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int8_t b16 __attribute__((vector_size(16), aligned(1), may_alias));
 #define INLINE static inline __attribute__((always_inline))
@@ -79,7 +80,9 @@ INLINE v16 weights(const void *w, long at, const int kind) {
         i16x wide = __builtin_convertvector(*(const h16 *)((const uint16_t *)w + at), i16x);
         return (v16)(wide << 16);
     }
-    return __builtin_convertvector(*(const b16 *)((const int8_t *)w + at), v16);
+    /* Width by width: in one go the compiler converts a lane at a time. */
+    s16 wide = __builtin_convertvector(*(const b16 *)((const int8_t *)w + at), s16);
+    return __builtin_convertvector(__builtin_convertvector(wide, i16x), v16);
 }
 
 /* Scale, bias, and what becomes of 32 sums: y is the row. */
