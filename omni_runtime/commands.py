@@ -236,7 +236,8 @@ def check(
         return
     check_card(found)
     folder = Path(name).resolve()
-    if any(spec.options.get("weights") == str(folder) for spec in found.experts.values()):
+    named = [spec.options.get(option) for spec in found.experts.values() for option in ("weights", "checkpoint")]
+    if folder.is_dir() and any(isinstance(one, str) and Path(one).resolve() == folder for one in named):
         from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model
 
         typer.echo("\n".join(report(folder)))

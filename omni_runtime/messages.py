@@ -21,6 +21,7 @@ MAX_TEXT = 1 << 19  # characters: turning more into tokens, only to find that th
 MAX_BYTES = 1 << 28  # of one picture, clip or sound
 MAX_PIXELS = 1 << 26  # of one picture, 8192 x 8192; pillow warns of more than 89 million
 MAX_SECONDS = 3600  # of one sound
+LOUDEST = 8.0  # of floats: a file may clip, numbers of 16 bits as floats are a mistake
 LEAST_SECONDS = 0.01  # one frame of the encoders
 LOOK_FPS = 2.0  # as the makers' tools
 
@@ -286,6 +287,11 @@ def _sound(source: Any, rate: Any, read: Read) -> Part:
         raise RequestError(f"{found.dtype} of shape {found.shape}; [samples] or [samples, channels] of numbers is needed")
     if found.ndim == 2 and found.shape[1] > found.shape[0]:
         raise RequestError(f"shape {found.shape}: more channels than samples; transpose it to [samples, channels]")
+    if found.dtype.itemsize == 8 and found.dtype.kind in "iu":
+        # numpy's usual type for a list of numbers: by its range a loud sound of 16 bits would be silence.
+        raise RequestError(f"{found.dtype}: how loud is loud? Give int16 or int32 at full range, or floats within -1..1")
+    if found.dtype.kind == "f" and np.isfinite(found).all() and np.abs(found).max() > LOUDEST:
+        raise RequestError(f"floats up to {np.abs(found).max():.6g}; floats within -1..1 are needed, or whole numbers of int16")
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         first = int(np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(1))[0])
         raise RequestError(f"sample {first} is no finite number")

@@ -226,8 +226,24 @@ def test_too_large(tmp_path: Path) -> None:
         one({"type": "video", "video": path})
 
 
-@pytest.mark.parametrize(("kind", "bits", "code"), [("u1", 8, 1), ("<i2", 16, 1), ("<i4", 32, 1), ("<f4", 32, 3), ("<f8", 64, 3)])
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([20_000, -20_000] * 400, "int64: how loud is loud? Give int16 or int32 at full range, or floats within -1..1"),
+        (np.full(800, 20_000, np.int64), "int64: how loud"),
+        (np.full(800, 20_000.0), "floats up to 20000; floats within -1..1 are needed, or whole numbers of int16"),
+    ],
+)
+def test_how_loud_a_sound_is_must_be_told(samples: Any, message: str) -> None:
+    """By the range of 64 bits a list of 16-bit numbers was silence, and the answer was about nothing."""
+    turn = {"role": "user", "content": [{"type": "audio", "audio": samples, "rate": 16_000}]}
+    with pytest.raises(RequestError) as caught:
+        normal([turn], ["audio"], lambda *_: b"")
+    assert message in str(caught.value) and "[0].content[0].audio" in str(caught.value)
+
+
 @pytest.mark.parametrize("size", [None, 0, 0xFFFFFFFF])
+@pytest.mark.parametrize(("kind", "bits", "code"), [("u1", 8, 1), ("<i2", 16, 1), ("<i4", 32, 1), ("<f4", 32, 3), ("<f8", 64, 3)])
 def test_kinds_of_wav(kind: str, bits: int, code: int, size: int | None) -> None:
     samples = np.arange(12).astype(kind).reshape(6, 2)
     raw = samples.tobytes()
