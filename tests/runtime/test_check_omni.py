@@ -56,3 +56,14 @@ def test_a_folder_with_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> N
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"thinker\.model\.layers.*shape"):
         checked(folder)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_omni", None, "llama"])
+def test_a_wrong_model_type_is_named_as_the_fault(tmp_path: Path, kind: str | None) -> None:
+    folder = write_toy_omni(tmp_path / "tiny")
+    changed(folder, "config.json", model_type=kind)
+    if kind is None:
+        assert checked(folder).strip().endswith("fine")
+        return
+    with pytest.raises(CheckpointError, match=f"config.json: model_type: '{kind}' contradicts architecture Qwen3Omni"):
+        checked(folder)
