@@ -25,7 +25,6 @@ from omni_runtime.request import params_model, resolve
 from omni_runtime.runtime import Runtime
 from omni_runtime.wav import WavWriter
 
-
 KNOWN_BY = {"speaker": "qwen3_omni", "speed": "hibari", "use_audio_in_video": "qwen3_omni"}  # option: the card that has it
 
 
