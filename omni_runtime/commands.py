@@ -236,8 +236,8 @@ def check(
         return
     check_card(found)
     folder = Path(name).resolve()
-    named = [spec.options.get(option) for spec in found.experts.values() for option in ("weights", "checkpoint")]
-    if folder.is_dir() and any(isinstance(one, str) and Path(one).resolve() == folder for one in named):
+    read = {spec.options.get(key) for spec in found.experts.values() for key in ("weights", "checkpoint")}
+    if any(isinstance(path, str) and path and Path(path).resolve() == folder for path in read):
         from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model
 
         typer.echo("\n".join(report(folder)))

@@ -133,7 +133,7 @@ def _shared(f: Fields, sample: bool) -> dict[str, Any]:
     for name in _SHARED:
         if name not in f or (not sample and name != "repetition_penalty"):
             continue
-        value = f.count(name, least=0) if name == "top_k" else f.number(name, above=-1.0)
+        value = f.count(name, least=0) if name == "top_k" else f.number(name, least=0.0)
         try:
             ArParams(**{name: value})
         except RequestError as error:

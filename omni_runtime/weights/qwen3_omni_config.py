@@ -75,7 +75,7 @@ def parse_omni_config(values: Mapping[str, Any], path: Path) -> OmniConfig:
     if named != [ARCHITECTURE]:
         raise f.wrong("architectures", unknown("architecture", named[0] if len(named) == 1 else named, [ARCHITECTURE]))
     if (kind := f.text("model_type", "qwen3_omni_moe")) != "qwen3_omni_moe":
-        raise f.wrong("model_type", f"{kind!r} contradicts architecture {ARCHITECTURE}")
+        raise f.wrong("model_type", f"{kind!r} contradicts architecture {ARCHITECTURE}; it is 'qwen3_omni_moe' there")
     outer = ("im_start", "im_end", "system", "user", "assistant", "tts_pad", "tts_bos", "tts_eos")
     f.only(
         NOTES | {f"{name}_token_id" for name in outer} | {"architectures", "model_type", "enable_audio_output", "thinker_config"}
@@ -294,6 +294,9 @@ def _talker(f: Fields) -> TalkerConfig:
     named = {} if speakers is None else {
         name.lower(): speakers.count(name, least=0, most=decoder.vocab - 1) for name in speakers.values
     }  # fmt: skip
+    if not named:
+        remedy = "fetch config.json again, or set enable_audio_output to false to load it without a voice"
+        raise f.wrong("speaker_id", f"an object of at least one speaker and its token id is needed; {remedy}")
     return TalkerConfig(
         decoder=decoder,
         predictor=predictor,

@@ -258,6 +258,7 @@ def test_how_the_makers_of_several_parts_draw(tmp_path: Path) -> None:
     ("values", "clause"),
     [
         ({"temperatur": 0.6}, "temperatur: unknown key, whatever it says would not be done; did you mean 'temperature'?"),
+        ({"do_sample": True, "temperature": -3}, "temperature: -3 is out of range, 0 or more is needed"),
         ({"do_sample": True, "temperature": "0.6"}, "temperature: a number is needed, not '0.6'"),
         ({"do_sample": True, "top_p": 1.5}, "top_p: no request may ask for that"),
         ({"do_sample": True, "top_p": 0.0}, "top_p: no request may ask for that"),
