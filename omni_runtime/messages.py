@@ -22,6 +22,7 @@ MAX_BYTES = 1 << 28  # of one picture, clip or sound
 MAX_PIXELS = 1 << 26  # of one picture, 8192 x 8192; pillow warns of more than 89 million
 MAX_SECONDS = 3600  # of one sound
 LEAST_SECONDS = 0.01  # one frame of the encoders
+LOUDEST = 8.0  # of floats, where 1 is full: a mix may be a little over, numbers of 16 bits are thousands
 LOOK_FPS = 2.0  # as the makers' tools
 
 MEDIA = ("image", "audio", "video")
@@ -265,8 +266,16 @@ def _pixels(array: Array, axes: int) -> Array:
         remedy = "; multiply by 255 and round" if array.dtype.kind == "f" else ""
         raise RequestError(f"{array.dtype} of shape {array.shape}; uint8 {needed} is needed{remedy}")
     _check_sides(array.shape[-2], array.shape[-3])
-    array = np.repeat(array, 3, -1) if array.shape[-1] == 1 else array[..., :3]
-    return np.ascontiguousarray(array)
+    if array.shape[-1] == 4:
+        return on_white(array)
+    return np.ascontiguousarray(np.repeat(array, 3, -1) if array.shape[-1] == 1 else array)
+
+
+def on_white(picture: Array) -> Array:
+    """uint8 [..., 3] of uint8 [..., 4]: what shines through is white, as a page."""
+    colour, alpha = picture[..., :3], picture[..., 3:].astype(np.uint16)
+    laid: Array = ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+    return laid
 
 
 def _sound(source: Any, rate: Any, read: Read) -> Part:
@@ -286,11 +295,22 @@ def _sound(source: Any, rate: Any, read: Read) -> Part:
         raise RequestError(f"{found.dtype} of shape {found.shape}; [samples] or [samples, channels] of numbers is needed")
     if found.ndim == 2 and found.shape[1] > found.shape[0]:
         raise RequestError(f"shape {found.shape}: more channels than samples; transpose it to [samples, channels]")
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
-        first = int(np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(1))[0])
-        raise RequestError(f"sample {first} is no finite number")
+    if found.dtype.kind in "iu" and found.dtype.itemsize == 8:  # what numpy makes of a list of ints; nobody records 64 bits
+        what = f"a {type(source).__name__} of whole numbers" if isinstance(source, list | tuple) else f"{found.dtype}"
+        raise RequestError(f"{what}: their full range is not known; give int16, or floats within -1..1")
+    _check_loudness(found)
     _check_seconds(len(found), rate)
     return {"samples": found.astype(np.float32) if found.dtype == np.float16 else found, "rate": rate}
+
+
+def _check_loudness(samples: Array) -> None:
+    if samples.dtype.kind != "f":
+        return
+    if not np.isfinite(samples).all():
+        first = int(np.flatnonzero(~np.isfinite(samples).reshape(len(samples), -1).all(1))[0])
+        raise RequestError(f"sample {first} is no finite number")
+    if (peak := float(np.abs(samples).max())) > LOUDEST:
+        raise RequestError(f"{samples.dtype} up to {peak:g}, where 1 is full; give int16, or floats within -1..1")
 
 
 def _check_seconds(samples: int, rate: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omni_runtime.errors import MissingExtra, RequestError
-from omni_runtime.messages import MAX_PIXELS, MAX_SECONDS, decoder
+from omni_runtime.messages import MAX_PIXELS, MAX_SECONDS, decoder, on_white
 from omni_runtime.sound_file import read_wav
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +132,25 @@ def _still(data: bytes) -> Array:
 
     with _corrupt("image"), image_module.open(io.BytesIO(data)) as image:
         _check_size(image.size)
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return rgb(ImageOps.exif_transpose(image))
+
+
+def rgb(image: Any) -> Array:
+    """uint8 [H, W, 3] of a pillow picture of any mode: 16 bits are scaled to 8, what is transparent is laid on white.
+
+    Raises:
+        RequestError: its numbers have no range that is known.
+    """
+    if image.mode.startswith("I"):  # pillow would clip at 255: white
+        wide = np.asarray(image).astype(np.int64)
+        if wide.min() < 0 or wide.max() > 0xFFFF:
+            raise RequestError(f"whole numbers from {wide.min()} to {wide.max()} as brightness; scale them to 0..255")
+        deep = image.mode != "I" or image.format == "PNG" or wide.max() > 255
+        grey = ((wide * 255 + 0x7FFF) // 0xFFFF if deep else wide).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, -1)
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        return on_white(np.asarray(image.convert("RGBA")))
+    return np.asarray(image.convert("RGB"))
 
 
 def _check_size(size: tuple[int, int]) -> None:
@@ -160,7 +178,7 @@ def _animation(data: bytes, choose: Choose) -> Clip:
         frames = []
         for at in chosen:
             image.seek(at)
-            frames.append(np.asarray(image.convert("RGB")))
+            frames.append(rgb(image))
     return Clip(np.stack(frames), seconds / len(chosen), None)
 
 

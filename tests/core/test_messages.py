@@ -83,7 +83,7 @@ def test_spellings_of_a_picture(tmp_path: Path) -> None:
 def test_arrays_and_picture_objects() -> None:
     Image = pytest.importorskip("PIL.Image")
     grey = PICTURE[:, :, 0]
-    for given in (PICTURE, PICTURE.tolist() and Image.fromarray(PICTURE), np.dstack([PICTURE, grey])):
+    for given in (PICTURE, PICTURE.tolist() and Image.fromarray(PICTURE), np.dstack([PICTURE, grey * 0 + 255])):
         found = one({"type": "image", "image": given})
         assert np.array_equal(found["pixels"], PICTURE)
     assert np.array_equal(one({"type": "image", "image": grey})["pixels"], np.dstack([grey] * 3))
@@ -116,6 +116,17 @@ def test_spellings_of_a_sound() -> None:
         found = one(part)
         assert found["rate"] == 8000
         np.testing.assert_allclose(found["samples"], WAVE)
+
+
+@pytest.mark.parametrize("kind", ["i2", "i4", "u1", "f4", "f8"])
+def test_numbers_of_a_sound_that_are_taken(kind: str) -> None:
+    assert one({"type": "audio", "audio": np.ones(900, kind) * np.array(8 if kind[0] == "f" else 100, kind), **RATE})
+
+
+def test_what_is_transparent_lies_on_white() -> None:
+    four = np.zeros((1, 3, 4), np.uint8)
+    four[0, :, 3] = 0, 128, 255
+    assert one({"type": "image", "image": four})["pixels"][0, :, 0].tolist() == [255, 127, 0]
 
 
 def test_spellings_of_a_clip() -> None:
@@ -180,6 +191,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"type": "audio", "audio": RAMP, **RATE}, r"transpose it to \[samples, channels\]"),
     ({"type": "audio", "audio": np.where(np.arange(4000) == 7, np.nan, WAVE), **RATE}, "sample 7 is no finite number"),
     ({"type": "audio", "audio": np.where(np.arange(4000) == 9, np.inf, WAVE)[:, None], **RATE}, "sample 9 is no finite number"),
+    ({"type": "audio", "audio": [3, -900] * 500, **RATE}, r"content\[0\]\.audio: a list of whole numbers: .*; give int16, or fl"),
+    ({"type": "audio", "audio": np.arange(900), **RATE}, "int64: their full range is not known; give int16, or floats within"),
+    ({"type": "audio", "audio": np.arange(900, dtype="u8"), **RATE}, "uint64: their full range is not known; give int16"),
+    ({"type": "audio", "audio": WAVE * 32767, **RATE}, "float32 up to 32767, where 1 is full; give int16, or floats"),
     ({"type": "audio", "audio": wav()[:-100]}, "a WAV file that is cut"),
     ({"type": "audio", "audio": wav()[:40]}, "ends before its data"),
     ({"type": "audio", "audio": wav([])}, "a WAV file without a sample"),

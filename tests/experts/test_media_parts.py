@@ -72,11 +72,24 @@ def test_pictures_of_files_are_those_of_arrays() -> None:
         assert found["tokens"] == expected["tokens"]
         assert np.array_equal(found["pictures"][0], expected["pictures"][0])
     assert prepared({"type": "image", "image": file(picture, "JPEG")})["tokens"] == expected["tokens"]
-    with_alpha = Image.fromarray(np.dstack([PICTURE, PICTURE[:, :, 0]]))
+    with_alpha = Image.fromarray(np.dstack([PICTURE, np.full((33, 47), 255, np.uint8)]))
     assert np.array_equal(prepared({"type": "image", "image": file(with_alpha, "PNG")})["pictures"][0], expected["pictures"][0])
     for mode in ("L", "1", "P", "CMYK", "I;16"):
         odd = picture.convert("I").convert(mode) if mode == "I;16" else picture.convert(mode)
         assert prepared({"type": "image", "image": file(odd, "TIFF")})["tokens"] == expected["tokens"]
+
+
+def test_grey_of_16_bits_is_scaled_and_transparency_is_white() -> None:
+    deep = Image.fromarray(np.full((40, 40), 25_700, np.uint16))
+    for kind in ("PNG", "TIFF"):
+        assert (media_decode.picture({"file": file(deep, kind)}) == 100).all(), kind
+    with pytest.raises(RequestError, match=r"whole numbers from 0 to 70000 as brightness; scale them to 0\.\.255"):
+        media_decode.picture({"file": file(Image.fromarray(np.array([[0, 70_000]], np.int32)), "TIFF")})
+    for mode in ("RGBA", "LA", "P"):
+        clear = Image.new("P", (40, 40)) if mode == "P" else Image.new(mode, (40, 40), (0,) * len(mode))
+        data = file(clear, "PNG", **({"transparency": 0} if mode == "P" else {}))
+        assert (media_decode.picture({"file": data}) == 255).all(), mode
+        assert (read_source(Image.open(io.BytesIO(data))) == 255).all(), mode
 
 
 def test_animations_are_clips() -> None:
