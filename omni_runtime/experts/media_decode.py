@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omni_runtime.errors import MissingExtra, RequestError
+from omni_runtime.file_kinds import GIVE, look
 from omni_runtime.messages import MAX_PIXELS, MAX_SECONDS, decoder, on_white
 from omni_runtime.sound_file import read_wav
 
@@ -51,7 +52,7 @@ def picture(part: Mapping[str, Any]) -> Array:
     """
     if "pixels" in part:
         return np.asarray(part["pixels"])
-    return _still(part["file"])
+    return _still(part)
 
 
 def sound(part: Mapping[str, Any]) -> Sound:
@@ -65,7 +66,7 @@ def sound(part: Mapping[str, Any]) -> Sound:
         return Sound(np.asarray(part["samples"]), part["rate"])
     if not decoder("audio", part["file"]):
         return Sound(*read_wav(part["file"]))
-    with _opened(part["file"], "audio") as box:
+    with _opened(part, "audio") as box:
         found = _heard(box)
     if found is None:
         raise RequestError("audio: the file holds no sound")
@@ -84,16 +85,15 @@ def clip(part: Mapping[str, Any], choose: Choose, heard: bool) -> Clip:
         frames, fps = np.asarray(part["frames"]), float(part["fps"])
         chosen = choose(len(frames), fps)
         return Clip(frames[chosen], _between(len(frames), fps, chosen), own)
-    data = part["file"]
-    if decoder("video", data) == "PIL":
-        return _animation(data, choose)._replace(sound=own)
-    with _opened(data, "video") as box:
+    if decoder("video", part["file"]) == "PIL":
+        return _animation(part, choose)._replace(sound=own)
+    with _opened(part, "video") as box:
         total, fps = _length(box)
     chosen = choose(total, fps)
-    with _opened(data, "video") as box:
+    with _opened(part, "video") as box:
         frames = _frames(box, chosen)
     if heard and own is None:
-        with _opened(data, "video") as box:
+        with _opened(part, "video") as box:
             own = _heard(box)
     return Clip(frames, _between(total, fps, chosen), own)
 
@@ -116,21 +116,26 @@ def pillow() -> Any:
 
 
 @contextmanager
-def _corrupt(what: str) -> Any:
+def _corrupt(what: str, part: Mapping[str, Any]) -> Any:
     """Whatever a decoder raises is about its file."""
     try:
         yield
     except (RequestError, MissingExtra):
         raise
     except Exception as error:
-        raise RequestError(f"{what}: the file cannot be decoded: {type(error).__name__}: {str(error)[:160]}") from None
+        name = f" {part['name']!r}" if "name" in part else ""
+        seems = f"{len(part['file'])} bytes, {look(part['file'])[0]}"
+        hint = "" if "<" in str(error) else f" ({type(error).__name__}: {str(error)[:100]})"  # of pillow's and PyAV's own names
+        raise RequestError(
+            f"{what}: the file{name} cannot be decoded: {seems}{hint}; it may be cut or broken: {GIVE[what]}"
+        ) from None
 
 
-def _still(data: bytes) -> Array:
+def _still(part: Mapping[str, Any]) -> Array:
     image_module = pillow()
     from PIL import ImageOps
 
-    with _corrupt("image"), image_module.open(io.BytesIO(data)) as image:
+    with _corrupt("image", part), image_module.open(io.BytesIO(part["file"])) as image:
         _check_size(image.size)
         return rgb(ImageOps.exif_transpose(image))
 
@@ -164,9 +169,9 @@ def _check_room(frames: int, width: int, height: int) -> None:
         raise RequestError(f"video: {frames} frames of {width} x {height} pixels are {size} bytes to be looked at, {remedy}")
 
 
-def _animation(data: bytes, choose: Choose) -> Clip:
+def _animation(part: Mapping[str, Any], choose: Choose) -> Clip:
     image_module = pillow()
-    with _corrupt("video"), image_module.open(io.BytesIO(data)) as image:
+    with _corrupt("video", part), image_module.open(io.BytesIO(part["file"])) as image:
         _check_size(image.size)
         total, seconds = getattr(image, "n_frames", 1), 0.0
         for at in range(min(total, MOST_FRAMES)):
@@ -186,12 +191,12 @@ def _animation(data: bytes, choose: Choose) -> Clip:
 
 
 @contextmanager
-def _opened(data: bytes, what: str) -> Any:
+def _opened(part: Mapping[str, Any], what: str) -> Any:
     try:
         import av
     except ImportError as error:
         raise MissingExtra(f"this {what} file needs PyAV: pip install 'omni_runtime[media]' ({error})") from None
-    with _corrupt(what), av.open(io.BytesIO(data)) as box:
+    with _corrupt(what, part), av.open(io.BytesIO(part["file"])) as box:
         yield box
 
 

@@ -132,7 +132,9 @@ def chosen_frames(total: int, rate: float, wanted: float, rules: PatchRules, lea
         RequestError: the clip has less than one step.
     """
     if total < rules.temporal or rate <= 0 or wanted <= 0:
-        raise RequestError(f"video: {total} frames, {rate:g} a second; at least {rules.temporal} frames are needed")
+        raise RequestError(
+            f"video: {total} frames, {rate:g} a second; at least {rules.temporal} frames are needed: send it as a picture"
+        )
     highest = min(most, total) // rules.temporal * rules.temporal
     count = int(min(max(total / rate * wanted, least), highest)) // rules.temporal * rules.temporal
     # Rounded to float32 before they are cut, as torch.arange does: 7 · (90 / 14) is 44.999999999999993 in float64.

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
+from omni_runtime.ask import Question  # noqa: E402
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError  # noqa: E402
 from omni_runtime.executors.codec import decode_report, encode  # noqa: E402
 from omni_runtime.experts import media_decode  # noqa: E402
@@ -167,11 +168,16 @@ PNG = file(Image.fromarray(PICTURE), "PNG")
     ("part", "message"),
     [
         ({"type": "image", "image": PNG[:200]}, r"messages\[0\]\.content\[0\]: image: the file cannot be decoded"),
-        ({"type": "image", "image": b"no picture at all"}, "cannot identify image file"),
+        (
+            {"type": "image", "image": b"\1\2 no picture"},
+            r"^messages\[0\]\.content\[0\]: image: the file cannot be decoded: 13 bytes, of no known kind, it begins with "
+            r"01 02 20 6e 6f 20 70 69; it may be cut or broken: give a PNG",
+        ),
         ({"type": "image", "image": np.zeros((1, 300, 3), np.uint8)}, "one side may be at most 200 times the other"),
-        ({"type": "video", "video": CLIP[:1], "fps": 2}, "1 frames, 2 a second; at least 2 frames are needed"),
+        ({"type": "video", "video": CLIP[:1], "fps": 2}, "at least 2 frames are needed, send it as a picture"),
+        ({"type": "video", "video": PNG}, "1 frames, 10 a second; at least 2 frames are needed: send it as a picture"),
         ({"type": "video", "video": b"GIF89a nothing"}, "video: the file cannot be decoded"),
-        ({"type": "video", "video": np.zeros((400, 120, 120, 3), np.uint8), "fps": 2}, "a prompt of .* tokens or more"),
+        ({"type": "video", "video": np.zeros((400, 120, 120, 3), "u1"), "fps": 2}, r"content\[0\]: a prompt of .* tokens"),
         ({"type": "audio", "audio": np.zeros(16000 * 200, np.float32), "rate": 16000}, "a prompt of .* tokens or more"),
         ({"type": "text", "text": "word " * 2000}, "a prompt of .* tokens or more"),
     ],
@@ -179,6 +185,21 @@ PNG = file(Image.fromarray(PICTURE), "PNG")
 def test_what_cannot_be_used(part: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         prepared(part)
+
+
+def test_a_file_that_is_broken_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cat.png"
+    path.write_bytes(PNG[:200])
+    with pytest.raises(
+        RequestError, match=r"image: the file 'cat\.png' cannot be decoded: 200 bytes, a PNG picture .*: give a PNG"
+    ):
+        prepared({"type": "image", "image": path})
+
+
+def test_an_address_on_the_command_line_stays_what_it_is() -> None:
+    question = Question("what is it?", images=("http://x/y.png",))
+    with pytest.raises(RequestError, match=r"'http://x/y\.png': this runtime fetches nothing"):
+        normal([{"role": "user", "content": question.content}], MEDIA, read_source)
 
 
 def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +299,7 @@ def test_sound_files(container: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["video", "audio"])
-@pytest.mark.parametrize("data", [b"nonsense" * 40, b"\0" * 100, None])
+@pytest.mark.parametrize("data", [b"\1nonsense" * 40, b"\0" * 100, None])
 def test_files_that_are_broken(kind: str, data: bytes | None) -> None:
     pytest.importorskip("av")
     broken = data if data is not None else movie(audio="aac")[:400]
