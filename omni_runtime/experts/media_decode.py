@@ -25,6 +25,7 @@ Choose = Callable[[int, float], list[int]]
 
 MOST_BYTES = 1 << 30  # of the frames of a clip that are looked at
 MOST_FRAMES = 1 << 18  # of a file: 2.4 hours at 30 a second
+WHOLE = 0.9  # of the length that a file promises must be there
 HOLD = 0.1  # seconds of an animation's frame that does not say how long it lasts, as browsers do
 
 
@@ -206,11 +207,29 @@ def _length(box: Any) -> tuple[int, float]:
         raise RequestError("video: the file holds no pictures; send it as audio")
     stream = box.streams.video[0]
     _check_size((stream.codec_context.width, stream.codec_context.height))
-    total = sum(1 for packet in box.demux(stream) if packet.size)
     fps = float(stream.average_rate or stream.guessed_rate or 0)
+    total, last = 0, 0.0
+    for packet in box.demux():  # of all streams, since the sound may be longer than the pictures
+        if packet.size and packet.pts is not None and packet.time_base is not None:
+            last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+        total += bool(packet.size) and packet.stream.index == stream.index
+    _check_whole(last - (box.start_time or 0) / 1e6, _promised(box, stream, fps))
     if not 0 < total <= MOST_FRAMES or not 0.01 <= fps <= 1000:
         raise RequestError(f"video: {total} frames at {fps:g} a second; 1 to {MOST_FRAMES} at 0.01 to 1000 are taken")
     return total, fps
+
+
+def _promised(box: Any, stream: Any, fps: float) -> float:
+    """Seconds that the head of a file says, 0 where it is silent; others' lengths are guessed from what is there."""
+    if "avi" in box.format.name:
+        return stream.frames / fps if fps else 0.0
+    heads = any(name in box.format.name for name in ("matroska", "mov", "flv"))
+    return (box.duration or 0) / 1e6 if heads else 0.0
+
+
+def _check_whole(there: float, promised: float) -> None:
+    if there < WHOLE * promised:
+        raise RequestError(f"video: the file is cut: {promised:.3g} s are promised, {there:.3g} s are there; send all of it")
 
 
 def _frames(box: Any, chosen: list[int]) -> Array:
@@ -227,6 +246,8 @@ def _frames(box: Any, chosen: list[int]) -> Array:
             break
     if last is None:
         raise RequestError("video: no frame of the file can be decoded")
+    if at + 1 < WHOLE * (chosen[-1] + 1):
+        raise RequestError(f"video: {at + 1} of {chosen[-1] + 1} frames can be decoded; the file is broken, make it again")
     while len(found) < len(chosen):  # a packet held no frame: the last one stays
         found.append(last.to_ndarray(format="rgb24"))
     return np.stack(found)

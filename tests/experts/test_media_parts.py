@@ -238,7 +238,7 @@ class _Without:
 
 
 @lru_cache
-def movie(container: str = "mp4", video: str = "mpeg4", audio: str = "", fps: int = 8, rate: int = 44100) -> bytes:
+def movie(container: str = "mp4", video: str = "mpeg4", audio: str = "", fps: int = 8, rate: int = 44100, long: int = 2) -> bytes:
     """Two seconds of 64 x 48 pixels, frame i as bright as 12 i; with a tone of 500 Hz in two channels."""
     av = pytest.importorskip("av")
     out = io.BytesIO()
@@ -250,11 +250,11 @@ def movie(container: str = "mp4", video: str = "mpeg4", audio: str = "", fps: in
             track = box.add_stream(audio, rate=rate, layout="stereo")
         if video:
             for i in range(2 * fps):
-                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 12 * i, np.uint8), format="rgb24")
+                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 12 * i % 256, np.uint8), format="rgb24")
                 box.mux(stream.encode(frame))
             box.mux(stream.encode())
         if audio:
-            tone = (0.5 * np.sin(2 * np.pi * 500 * np.arange(2 * rate) / rate)).astype(np.float32)
+            tone = (0.5 * np.sin(2 * np.pi * 500 * np.arange(long * rate) / rate)).astype(np.float32)
             sound = av.AudioFrame.from_ndarray(np.stack([tone, tone]), format="fltp", layout="stereo")
             sound.sample_rate, sound.pts = rate, 0
             box.mux(track.encode(av.AudioResampler(track.format, "stereo", rate).resample(sound)[0]))
@@ -281,6 +281,16 @@ def test_the_sound_of_a_movie() -> None:
     assert not silent["sounds"] and len(silent["insets"]) == 1
     with pytest.raises(RequestError, match="the file holds no sound"):
         prepared({"type": "audio", "audio": movie()})
+
+
+@pytest.mark.parametrize(("container", "share"), [("matroska", 0.5), ("avi", 0.75)])
+def test_a_part_of_a_clip_is_refused(container: str, share: float) -> None:
+    data = movie(container, fps=20)
+    assert prepared({"type": "video", "video": data})["pictures"]
+    # A sound that is longer than its pictures is none that is cut.
+    assert prepared({"type": "video", "video": movie(container, audio="pcm_s16le", long=9)})["pictures"]
+    with pytest.raises(RequestError, match=r"video: the file is cut: 2 s are promised, [01]\.\d+ s are there; send all of it"):
+        prepared({"type": "video", "video": data[: int(len(data) * share)]})
 
 
 @pytest.mark.parametrize(("container", "codec"), [("flac", "flac"), ("mp3", "libmp3lame")])
