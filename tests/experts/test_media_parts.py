@@ -21,6 +21,7 @@ from omni_runtime.ask import Question  # noqa: E402
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError  # noqa: E402
 from omni_runtime.executors.codec import decode_report, encode  # noqa: E402
 from omni_runtime.experts import media_decode  # noqa: E402
+from omni_runtime.experts.patches import resize  # noqa: E402
 from omni_runtime.experts.qwen3_prepare import Prepare, build  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
 from omni_runtime.media_files import check_decoders, read_source  # noqa: E402
@@ -91,6 +92,15 @@ def test_grey_of_16_bits_is_scaled_and_transparency_is_white() -> None:
         data = file(clear, "PNG", **({"transparency": 0} if mode == "P" else {}))
         assert (media_decode.picture({"file": data}) == 255).all(), mode
         assert (read_source(Image.open(io.BytesIO(data))) == 255).all(), mode
+
+
+def test_sums_of_a_resampling_fit_32_bits() -> None:
+    for sides in ((50, 70), (7, 9), (90, 200)):  # edges overshoot as far as weights can; grounds that are even stay so
+        for ground in (0, 255):
+            assert (resize(np.full((60, 61, 3), ground, np.uint8), *sides) == ground).all()
+        edge = np.zeros((60, 61, 3), np.uint8)
+        edge[20:, 20:] = 255
+        assert set(np.unique(resize(edge, *sides)[-1, [0, -1]])) == {0, 255}
 
 
 def test_animations_are_clips() -> None:
