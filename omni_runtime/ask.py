@@ -54,9 +54,9 @@ class Question(Struct, frozen=True):
     checkpoint: Path | None = None
     card: str | None = None  # that is made of the checkpoint; None: what its folder says
     program: str | None = None  # that is made of the card; None: by what the card can do
-    images: tuple[Path, ...] = ()
-    audios: tuple[Path, ...] = ()
-    videos: tuple[Path, ...] = ()
+    images: tuple[str, ...] = ()  # not paths: those would make http:/x of http://x
+    audios: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
     use_audio_in_video: bool = False
     speaker: str | None = None
 
@@ -64,7 +64,7 @@ class Question(Struct, frozen=True):
     def content(self) -> str | list[dict[str, Any]]:
         """Of the user's turn: what is looked at and listened to goes first, as in the makers' examples."""
         kinds = (("image", self.images), ("audio", self.audios), ("video", self.videos))
-        parts: list[dict[str, Any]] = [{"type": kind, kind: str(path)} for kind, paths in kinds for path in paths]
+        parts: list[dict[str, Any]] = [{"type": kind, kind: path} for kind, paths in kinds for path in paths]
         return [*parts, {"type": "text", "text": self.text}] if parts else self.text
 
 
