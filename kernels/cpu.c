@@ -5,11 +5,18 @@
  */
 #include "cpu_product.h"
 
-void omni_linear(const Mat *m, const float *x, long ldx, float *y, long ldy, long rows, int how, int threads) {
-    const float *at[rows];
+static const float **rows_of(const float *x, long ldx, long rows) {
+    const float **at = malloc(rows * sizeof *at);
+    if (!at) abort();
     for (long r = 0; r < rows; r++) at[r] = x + r * ldx;
+    return at;
+}
+
+void omni_linear(const Mat *m, const float *x, long ldx, float *y, long ldy, long rows, int how, int threads) {
+    const float **at = rows_of(x, ldx, rows); /* not on the stack: a clip has a hundred thousand rows */
 #pragma omp parallel num_threads(threads) if (threads > 1)
     share(m, at, y, ldy, how, rows, omp_get_thread_num(), omp_get_num_threads());
+    free(at);
 }
 
 /* ---- a decoder layer ---- */
@@ -193,7 +200,8 @@ static void attention(const Batch *b, const Layer *l, long item) {
     for (int h = 0; h < group; h++) attend(q + h * E, k, v, b->position[row] + 1, E, b->scale, scores, out + h * E);
 }
 
-/* The experts that a row prefers, likeliest first; of equals the one with the smaller number. */
+/* The experts that a row prefers, likeliest first; of equals the one with the smaller number. A row of NaN prefers the
+ * first: what is chosen is an index in any case. */
 static void choose(const Batch *b, const Layer *l, long row) {
     const int X = l->experts, C = l->chosen;
     float *p = b->route + row * X, *w = b->weight + row * C, most = p[0], total = 0.0f, sum = 0.0f;
@@ -202,7 +210,7 @@ static void choose(const Batch *b, const Layer *l, long row) {
     for (int c = 0; c < C; c++) {
         int best = -1;
         for (int i = 0; i < X; i++)
-            if (p[i] >= 0.0f && (best < 0 || p[i] > p[best])) best = i;
+            if (p[i] != -1.0f && (best < 0 || p[i] > p[best])) best = i;
         w[c] = p[best] / total;
         sum += w[c];
         p[best] = -1.0f;
@@ -246,8 +254,7 @@ void omni_layers(const Layer *layers, int first, int last, const Batch *b) {
     Barrier barrier = {};
     const long R = b->rows, D = b->width;
     const long QKV = (long)(b->heads + 2 * b->kv_heads) * b->head_dim, A = (long)b->heads * b->head_dim;
-    const float *hs[R], *as[R], *acts[R];
-    for (long i = 0; i < R; i++) hs[i] = b->h + i * D, as[i] = b->mixed + i * A, acts[i] = b->act + i * b->hidden;
+    const float **hs = rows_of(b->h, D, R), **as = rows_of(b->mixed, A, R), **acts = rows_of(b->act, b->hidden, R);
 #pragma omp parallel num_threads(b->threads) if (b->threads > 1)
     {
         const long me = omp_get_thread_num(), all = omp_get_num_threads();
@@ -300,6 +307,9 @@ void omni_layers(const Layer *layers, int first, int last, const Batch *b) {
             ALL;
         }
     }
+    free(hs);
+    free(as);
+    free(acts);
 }
 
 /* RMSNorm of rows, as inside the layers. */

@@ -21,7 +21,7 @@ from omni_runtime.errors import OmniError
 
 PANEL = 32  # outputs side by side in memory
 TYPES = ("float32", "bfloat16", "int8")
-STORE, ADD, GATED = 0, 1, 2
+STORE = 0  # what becomes of a product, as in cpu_product.h
 SMALL = 100_000  # multiplications: waking a second thread costs as much
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -39,10 +39,6 @@ class Packed(NamedTuple):
     scale_N: torch.Tensor | None  # int8 only
     bias_N: torch.Tensor | None
     mat: Mat
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self[:3] if isinstance(t, torch.Tensor))
 
 
 @lru_cache(maxsize=1)
@@ -80,8 +76,8 @@ def pack(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, kind: str 
         raise OmniError(f"weights={kind!r}: one of {', '.join(TYPES)} needed")
     count, inputs = weight_NK.shape
     if gated:
-        weight_NK = _paired(weight_NK, 0.0)
-        bias_N = None if bias_N is None else _paired(bias_N, 0.0)
+        weight_NK = _paired(weight_NK)
+        bias_N = None if bias_N is None else _paired(bias_N)
     blocks = -(-len(weight_NK) // PANEL)
     padded_NK = torch.zeros(blocks * PANEL, inputs)
     padded_NK[: len(weight_NK)] = weight_NK
@@ -99,12 +95,12 @@ def pack(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, kind: str 
     return Packed(panels_PKL, scale_N, bias_N, Mat(panels_PKL.data_ptr(), *at, count, inputs, TYPES.index(kind), 0))
 
 
-def _paired(both: torch.Tensor, fill: float) -> torch.Tensor:
+def _paired(both: torch.Tensor) -> torch.Tensor:
     """Gates and ups in turns of 16."""
     gate, up = both.chunk(2)
     short = -len(gate) % 16
     pad = [0, 0] * (both.ndim - 1) + [0, short]
-    parts = [torch.nn.functional.pad(part, pad, value=fill).unflatten(0, (-1, 16)) for part in (gate, up)]
+    parts = [torch.nn.functional.pad(part, pad).unflatten(0, (-1, 16)) for part in (gate, up)]
     return torch.stack(parts, 1).flatten(0, 2)
 
 

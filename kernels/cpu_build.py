@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -30,8 +31,13 @@ COMPILERS = ("cc", "gcc", "clang")
 
 
 def compiler() -> str | None:
-    """What it would be compiled with."""
+    """The command that it would be compiled with, which may have arguments."""
     return os.environ.get("CC") or next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def wanted() -> bool:
+    """Whether they are taken where nobody names a form: there is a compiler, and `OMNI_KERNELS` does not ask for another form."""
+    return compiler() is not None and not os.environ.get("OMNI_KERNELS")
 
 
 @lru_cache(maxsize=1)
@@ -48,7 +54,7 @@ def _built() -> tuple[ctypes.CDLL | None, str]:
         if not path.exists():
             _compile(command, path)
         return ctypes.CDLL(str(path)), ""
-    except (OSError, subprocess.SubprocessError, OmniError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError, OmniError) as error:  # RuntimeError: nobody has this home
         return None, f"{command} cannot build {SOURCE.name}: {error}"
 
 
@@ -78,24 +84,29 @@ def _compile(command: str, path: Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    whole = [*shlex.split(command[0]), *command[1:]]
+    found = subprocess.run(whole, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
     if found.returncode:
         raise OmniError(f"{' '.join(command[:1])} failed: {found.stderr.strip()[-400:]}")
     return found.stdout
 
 
 def _folder() -> Path:
-    home = os.environ.get("OMNI_CACHE")
-    if home is None:
-        home = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni_runtime")
-    for place in (Path(home), Path(tempfile.gettempdir()) / f"omni_runtime-{os.getuid()}"):
+    if named := os.environ.get("OMNI_CACHE"):
+        Path(named).mkdir(parents=True, exist_ok=True)
+        return Path(named)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni_runtime"
+    for place in (home, Path(tempfile.gettempdir()) / f"omni_runtime-{os.getuid()}"):
         try:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            about = place.stat()
+            if about.st_uid != os.getuid() or about.st_mode & 0o022:
+                continue  # somebody else could lay a library there for us to run
             with tempfile.TemporaryFile(dir=place):
                 return place
         except OSError:
             continue
-    raise OmniError(f"neither {home} nor {tempfile.gettempdir()} can be written to; name a folder in OMNI_CACHE")
+    raise OmniError(f"neither {home} nor {tempfile.gettempdir()} has a folder that only we can write to; name one in OMNI_CACHE")
 
 
 def _processor() -> str:

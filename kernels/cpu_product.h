@@ -131,7 +131,7 @@ static float *room(int which, size_t floats) {
     return kept[which];
 }
 
-/* Sums of `rows` rows and `panels` panels from panel `first` on, into rows of y. x[k * step + r * apart] is element k of row r. */
+/* Sums of `rows` rows and `panels` panels from panel `first` on, into rows of y. x[k * step + r * apart] is element k of row r */
 INLINE void tile(const Mat *m, int first, const float *x, const long step, const long apart, float *y, long ldy, int how,
                  const int rows, const int panels, const int kind) {
     v16 sum[TILE][8]; /* fixed, or they would live in memory: 4 times as slow */

@@ -54,7 +54,7 @@ def native(layout: str, weight: torch.Tensor) -> str | None:
     Raises:
         CardError: they were asked for by name and cannot be had here.
     """
-    if layout not in NATIVE or (layout == "auto" and not cpu.usable(weight)):
+    if layout not in NATIVE or (layout == "auto" and not (cpu_build.wanted() and cpu.usable(weight))):
         return None
     if not cpu.usable(weight):
         reason = cpu_build.why() or f"they take float32 weights on a CPU, not {weight.dtype} on {weight.device}"

@@ -16,9 +16,9 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"),
 def weight_bytes(config: DecoderConfig, layout: str = "auto") -> int:
     """Bytes of the resident weights: of layout "auto" without a compiler, with the second copies of large matrices; by our own
     kernels one copy in their type, without the padding of their panels."""
-    from omni_runtime.kernels.cpu_build import compiler  # brings torch
+    from omni_runtime.kernels.cpu_build import wanted  # brings torch
 
-    element = {"native": 4, "bfloat16": 2, "int8": 1, "auto": 4 if compiler() else 0}.get(layout, 0)
+    element = {"native": 4, "bfloat16": 2, "int8": 1, "auto": 4 if wanted() else 0}.get(layout, 0)
     if element:
         shapes = parameter_shapes(config)
         flat = {name: math.prod(shape) for name, shape in shapes.items()}

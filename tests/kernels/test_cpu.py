@@ -83,6 +83,31 @@ def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
         cpu.functions.cache_clear()
 
 
+def test_more_rows_than_a_stack_holds() -> None:
+    packed = cpu.pack(torch.ones(1, 1))
+    assert torch.equal(cpu.linear(packed)(torch.ones(1_500_000, 1)), torch.ones(1_500_000, 1))  # 12 MB of pointers
+
+
+def test_where_the_library_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_CACHE", str(tmp_path / "named"))
+    assert cpu_build._folder() == tmp_path / "named"
+    monkeypatch.delenv("OMNI_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cpu_build._folder() == tmp_path / "omni_runtime"
+    (tmp_path / "omni_runtime").chmod(0o777)
+    assert cpu_build._folder() != tmp_path / "omni_runtime", "anybody could lay a library there"
+
+
+def test_a_compiler_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", f"{cpu_build.compiler()} -DANYTHING")
+    cpu_build._built.cache_clear()
+    try:
+        assert cpu_build.library() is not None and len(list(tmp_path.glob("cpu-*.so"))) == 1
+    finally:
+        cpu_build._built.cache_clear()
+
+
 PRODUCT = "cpu_product.h"
 BUGS: dict[str, tuple[str, str, str]] = {
     "a panel too few": (PRODUCT, "to = count * (me + 1) / all", "to = (count - 1) * (me + 1) / all"),
