@@ -1,7 +1,8 @@
 """A random Qwen3-Omni of middle size through the whole runtime, beside transformers' `generate` on the same files.
 
-Thinker 8 x 512, talker 6 x 384, predictor 3 x 384, vocoder with the published rates. Greedy: both give the same tokens, and the
-same wave to 1e-3, which is checked. They take turns. Memory is the peak of a process that loads one side and answers once.
+Thinker 8 x 512, talker 6 x 384, predictor 3 x 384, vocoder with the published rates. Greedy: both give the same tokens and
+codes, and the same wave to 1e-3, which is checked, alone and among eight. They take turns.
+Memory is the peak of a process that loads one side and answers once.
 
     python benchmarks/cascade.py [--json]
 """
@@ -119,11 +120,15 @@ class Theirs:
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
         self.stop = [config.tokens.im_end, self.tokenizer.encode("<|endoftext|>", control=True)[0]]
         self.tokens, self.frames = tokens, frames
+        self.codes: list[Any] = []  # what its vocoder was fed, call by call
+        whole = self.model.code2wav.chunked_decode
+        self.model.code2wav.chunked_decode = lambda codes, **more: (self.codes.append(codes), whole(codes, **more))[1]
 
-    def answer(self, question: str) -> tuple[list[int], Any]:
+    def answer(self, question: str) -> tuple[list[int], list[tuple[int, ...]], Any]:
         ids = self.torch.tensor([self.tokenizer.encode_chat(question)])
+        self.codes.clear()
         sequence, wave = self._generate(ids, self.torch.ones_like(ids))
-        return sequence[0, ids.shape[1] :].tolist(), wave[0, 0].numpy()
+        return sequence[0, ids.shape[1] :].tolist(), [tuple(frame) for frame in self.codes[0][0].T.tolist()], wave[0, 0].numpy()
 
     def batched(self, questions: Sequence[str]) -> str:
         """All in one call, padded on the left as its makers do; why that cannot be, or nothing."""
@@ -157,6 +162,13 @@ class Theirs:
             )
 
 
+def same(ours: Any, tokens: list[int], codes: list[tuple[int, ...]], wave: Any) -> None:
+    """Whether both gave the same answer."""
+    assert list(ours.outputs["tokens"]) == tokens, "both must think the same"
+    assert [tuple(frame) for frame in ours.outputs["codes"]] == codes, "both must say the same"
+    assert len(ours.audio) == len(wave) and np.abs(ours.audio - wave).max() < 1e-3, "both must sound the same"
+
+
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     ours, theirs = (side(folder, args.threads, args.tokens, args.frames) for side in (Ours, Theirs))
     rows: dict[str, list[float]] = {}
@@ -171,17 +183,14 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         if at == 1:
             rows.clear()  # the first round warms up
         (one,) = timed("single", lambda: ours.answer(QUESTIONS[0]))
-        tokens, wave = timed("single_theirs", lambda: theirs.answer(QUESTIONS[0]))
-        assert list(one.outputs["tokens"]) == tokens, "both must think the same"
-        assert len(one.audio) == len(wave), f"both must say the same, {len(one.audio)} samples and {len(wave)}"
-        assert np.abs(one.audio - wave).max() < 1e-3, "both must sound the same"
+        same(one, *timed("single_theirs", lambda: theirs.answer(QUESTIONS[0])))
         rows.setdefault("first_sound", []).append(one.timings.first["audio"])
         eight = timed("total8", lambda: ours.answer(*QUESTIONS))
         rows.setdefault("mean8", []).append(statistics.mean(each.timings.total for each in eight))
         rows.setdefault("first8", []).append(max(each.timings.first["audio"] for each in eight))
         said = timed("total8_theirs", lambda: [theirs.answer(question) for question in QUESTIONS])
-        for mine, (tokens, wave) in zip(eight, said, strict=True):
-            assert list(mine.outputs["tokens"]) == tokens and len(mine.audio) == len(wave), "each of eight must be as alone"
+        for mine, their in zip(eight, said, strict=True):
+            same(mine, *their)
         why = timed("batched8_theirs", lambda: theirs.batched(QUESTIONS))
     ours.runtime.close()
     middle = {name: statistics.median(row) for name, row in rows.items()}

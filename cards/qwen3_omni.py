@@ -20,12 +20,14 @@ from omni_runtime.card import (
 )
 from omni_runtime.errors import CheckpointError
 from omni_runtime.weights.decoder_config import DecoderConfig
-from omni_runtime.weights.generation import read_generation
+from omni_runtime.weights.generation import read_generation, read_talker
+from omni_runtime.weights.omni_parts import PARTS
 from omni_runtime.weights.qwen3_omni_config import read_omni_config
 from omni_runtime.weights.qwen3_omni_parts import OmniConfig
 
 SAMPLE_RATE = 24_000
-SPEAK = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05}  # what the makers draw first codes with
+# What the makers draw first codes with, and how many: five and a half minutes of sound.
+SPEAK = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_frames": 4095}
 
 # Sizes of Qwen3-Omni-30B-A3B, to draw and simulate it without a checkpoint.
 PUBLISHED = {"thinker": 48 * 2 * 4 * 128, "talker": 20 * 2 * 2 * 128}
@@ -59,7 +61,7 @@ def qwen3_omni(checkpoint: str | None = None) -> ModelCard:
     loops = _loops(checkpoint, config)
     if voiced:
         experts |= _voice_experts(checkpoint or "", config)
-        loops |= _voice_loops(config)
+        loops |= _voice_loops(checkpoint, config)
     return ModelCard(
         name="qwen3_omni",
         description="Qwen3-Omni, float32" + ("" if voiced else ", without a voice"),
@@ -97,7 +99,7 @@ def _loops(checkpoint: str | None, config: OmniConfig | None) -> dict[str, Any]:
     context, vocabulary, defaults = CONTEXT, VOCABULARY, dict[str, Any]()
     stop: tuple[int, ...] = (END_OF_TURN,)
     if config is not None:
-        told = read_generation(Path(checkpoint or ""), (config.tokens.im_end,), config.thinker.vocab)
+        told = read_generation(Path(checkpoint or ""), (config.tokens.im_end,), config.thinker.vocab, PARTS)
         context, vocabulary = config.thinker.positions, config.thinker.vocab
         stop, defaults = told.stop_tokens, told.defaults
     voiced = config is None or config.talker is not None
@@ -165,16 +167,18 @@ def _voice_experts(checkpoint: str, config: OmniConfig | None) -> dict[str, Expe
     }
 
 
-def _voice_loops(config: OmniConfig | None) -> dict[str, Any]:
+def _voice_loops(checkpoint: str | None, config: OmniConfig | None) -> dict[str, Any]:
     pad, begin, end = TTS_PAD, TTS_BOS, TTS_EOS
     context, hop, lag, reach = CONTEXT, HOP, LAG, REACH
     speakers: tuple[str, ...] = SPEAKERS
+    defaults: dict[str, Any] = SPEAK
     if config is not None:
         if config.talker is None or config.vocoder is None:
             raise CheckpointError("talker_config, code2wav_config: both are needed for a voice")
         pad, begin, end = config.tokens.tts_pad, config.tokens.tts_bos, config.tokens.tts_eos
         context = config.talker.decoder.positions
         speakers = tuple(sorted(config.talker.speakers, key=lambda name: name.lower() != "ethan"))  # whom the makers take
+        defaults, _ = read_talker(Path(checkpoint or ""), SPEAK, [config.talker.eos])
         hop, lag, reach = config.vocoder.hop, config.vocoder.lag, config.vocoder.reach
     return {
         "talk": Talk(
@@ -184,7 +188,7 @@ def _voice_loops(config: OmniConfig | None) -> dict[str, Any]:
             text_end=end,
             text_pad=pad,
             speakers=speakers,
-            defaults=SPEAK,
+            defaults=defaults,
         ),
         "speak": AudioDecode(expert="vocoder", sample_rate=SAMPLE_RATE, hop=hop, lag=lag, reach=reach, state_blocks=1),
     }

@@ -2,22 +2,33 @@
 
 Which form runs is decided here and nowhere else. Tensors on a GPU take the Triton kernel where triton is installed, everything
 else takes the torch definition. Who names a form, by argument or by `OMNI_KERNELS=triton|torch`, gets that form or an error:
-an unnoticed fallback would make every measurement and every test a guess. `adaln` and `euler` have their definition only, so far:
-there is nothing to choose.
+an unnoticed fallback would make every measurement and every test a guess.
+
+Shapes, dtypes and formulas are told beside the definitions, in the module that each function names.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
-from omni_runtime.kernels import norm
-from omni_runtime.kernels.adaln import gate as gate
-from omni_runtime.kernels.adaln import modulate as modulate
-from omni_runtime.kernels.euler import guided_euler as guided_euler
+from omni_runtime.kernels import adaln, attention, conv, convnext, euler, joint, kv, moe, norm, rope, sample, snake, swiglu
+from omni_runtime.kernels.attention import Plan as Plan
+from omni_runtime.kernels.attention import plan as plan
+from omni_runtime.kernels.conv import pack as pack
+from omni_runtime.kernels.conv import pack_transposed as pack_transposed
+from omni_runtime.kernels.convnext import ConvNeXt as ConvNeXt
+from omni_runtime.kernels.joint import JointPlan as JointPlan
+from omni_runtime.kernels.joint import joint_plan as joint_plan
+from omni_runtime.kernels.rope import axes as axes
+from omni_runtime.kernels.sample import Changes as Changes
+from omni_runtime.kernels.sample import Draws as Draws
 
 from omni_runtime.errors import MissingExtra, OmniError
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 FORMS = ("triton", "torch")
 _TRITON = find_spec("triton") is not None
@@ -56,10 +67,215 @@ def rms_norm(x_RD: torch.Tensor, weight_D: torch.Tensor, eps: float, form: str |
 
 def add_rms_norm(
     x_RD: torch.Tensor, residual_RD: torch.Tensor, weight_D: torch.Tensor, eps: float, form: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Pair:
     """s = x + residual, and its norm: (norm, s), both in the dtype of x. See `norm.add_rms_norm`."""
     if choose(x_RD, form) == "torch":
         return norm.add_rms_norm(x_RD, residual_RD, weight_D, eps)
     from omni_runtime.kernels import norm_triton
 
     return norm_triton.add_rms_norm(x_RD, residual_RD, weight_D, eps)
+
+
+def silu_mul(x: torch.Tensor, form: str | None = None) -> torch.Tensor:
+    """silu(gate) · up of rows that hold both. See `swiglu.silu_mul`."""
+    if choose(x, form) == "torch":
+        return swiglu.silu_mul(x)
+    from omni_runtime.kernels import swiglu_triton
+
+    return swiglu_triton.silu_mul(x)
+
+
+def rotary(
+    x_THE: torch.Tensor,
+    positions_AT: torch.Tensor,
+    cos_SF: torch.Tensor,
+    sin_SF: torch.Tensor,
+    axis_F: torch.Tensor | None = None,
+    pairs: bool = False,
+    in_place: bool = False,
+    form: str | None = None,
+) -> torch.Tensor:
+    """Heads turned by the angles of their positions. See `rope.rotary`."""
+    if choose(x_THE, form) == "torch":
+        return rope.rotary(x_THE, positions_AT, cos_SF, sin_SF, axis_F, pairs, in_place)
+    from omni_runtime.kernels import rope_triton
+
+    return rope_triton.rotary(x_THE, positions_AT, cos_SF, sin_SF, axis_F, pairs, in_place)
+
+
+def norm_rotary(
+    x_THE: torch.Tensor,
+    queries: int,
+    q_weight_E: torch.Tensor,
+    k_weight_E: torch.Tensor,
+    eps: float,
+    positions_AT: torch.Tensor,
+    cos_SF: torch.Tensor,
+    sin_SF: torch.Tensor,
+    axis_F: torch.Tensor | None = None,
+    pairs: bool = False,
+    form: str | None = None,
+) -> torch.Tensor:
+    """QK-norm and rotary embedding, in place. See `rope.norm_rotary`."""
+    if choose(x_THE, form) == "torch":
+        return rope.norm_rotary(x_THE, queries, q_weight_E, k_weight_E, eps, positions_AT, cos_SF, sin_SF, axis_F, pairs)
+    from omni_runtime.kernels import rope_triton
+
+    return rope_triton.norm_rotary(x_THE, queries, q_weight_E, k_weight_E, eps, positions_AT, cos_SF, sin_SF, axis_F, pairs)
+
+
+def store_kv(
+    k_TGE: torch.Tensor,
+    v_TGE: torch.Tensor,
+    k_NPGE: torch.Tensor,
+    v_NPGE: torch.Tensor,
+    slots_T: torch.Tensor,
+    form: str | None = None,
+) -> None:
+    """New keys and values into a paged cache. See `kv.store_kv`."""
+    if choose(k_TGE, form) == "torch":
+        return kv.store_kv(k_TGE, v_TGE, k_NPGE, v_NPGE, slots_T)
+    from omni_runtime.kernels import kv_triton
+
+    return kv_triton.store_kv(k_TGE, v_TGE, k_NPGE, v_NPGE, slots_T)
+
+
+def paged_attention(
+    q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch: Plan, scale: float, form: str | None = None
+) -> torch.Tensor:
+    """Causal attention of a ragged batch over a paged cache; `plan` makes the batch. See `attention.paged_attention`."""
+    if choose(q_THE, form) == "torch":
+        return attention.paged_attention(q_THE, k_NPGE, v_NPGE, batch, scale)
+    from omni_runtime.kernels import attention_triton
+
+    return attention_triton.paged_attention(q_THE, k_NPGE, v_NPGE, batch, scale)
+
+
+def joint_attention(
+    first_3NHE: Sequence[torch.Tensor],
+    second_3SHE: Sequence[torch.Tensor],
+    batch: JointPlan,
+    scale: float,
+    form: str | None = None,
+) -> Pair:
+    """Attention of two streams to both; `joint_plan` makes the batch. See `joint.joint_attention`."""
+    if choose(first_3NHE[0], form) == "torch":
+        return joint.joint_attention(first_3NHE, second_3SHE, batch, scale)
+    from omni_runtime.kernels import joint_triton
+
+    return joint_triton.joint_attention(first_3NHE, second_3SHE, batch, scale)
+
+
+def fused_moe(
+    x_TD: torch.Tensor,
+    gate_up_XMD: torch.Tensor,
+    down_XDF: torch.Tensor,
+    expert_TC: torch.Tensor,
+    weight_TC: torch.Tensor,
+    form: str | None = None,
+) -> torch.Tensor:
+    """The MLP of a mixture of experts, after its router. See `moe.fused_moe`."""
+    if choose(x_TD, form) == "torch":
+        return moe.fused_moe(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC)
+    from omni_runtime.kernels import moe_triton
+
+    return moe_triton.fused_moe(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC)
+
+
+def draw_tokens(
+    logits_RV: torch.Tensor, draws: Draws, changes: Changes | None = None, logprobs: bool = False, form: str | None = None
+) -> Pair:
+    """The next token of every row, and its log-probability. See `sample.draw_tokens`."""
+    if choose(logits_RV, form) == "torch":
+        return sample.draw_tokens(logits_RV, draws, changes, logprobs)
+    from omni_runtime.kernels import sample_triton
+
+    return sample_triton.draw_tokens(logits_RV, draws, changes, logprobs)
+
+
+def modulate(x_BND: torch.Tensor, shift_BD: torch.Tensor, scale_BD: torch.Tensor, form: str | None = None) -> torch.Tensor:
+    """Layer norm, scaled and shifted per sample. See `adaln.modulate`."""
+    if choose(x_BND, form) == "torch":
+        return adaln.modulate(x_BND, shift_BD, scale_BD)
+    from omni_runtime.kernels import adaln_triton
+
+    return adaln_triton.modulate(x_BND, shift_BD, scale_BD)
+
+
+def gate(x_BND: torch.Tensor, delta_BND: torch.Tensor, gate_BD: torch.Tensor, form: str | None = None) -> torch.Tensor:
+    """x + gate · delta, gates per sample. See `adaln.gate`."""
+    if choose(x_BND, form) == "torch":
+        return adaln.gate(x_BND, delta_BND, gate_BD)
+    from omni_runtime.kernels import adaln_triton
+
+    return adaln_triton.gate(x_BND, delta_BND, gate_BD)
+
+
+def guided_euler(
+    latent_RX: torch.Tensor,
+    velocity_BX: torch.Tensor,
+    with_R: torch.Tensor,
+    without_R: torch.Tensor,
+    scale_R: torch.Tensor,
+    sigma_R: torch.Tensor,
+    target_R: torch.Tensor,
+    form: str | None = None,
+) -> Pair:
+    """Guidance and one Euler step of every row. See `euler.guided_euler`."""
+    if choose(latent_RX, form) == "torch":
+        return euler.guided_euler(latent_RX, velocity_BX, with_R, without_R, scale_R, sigma_R, target_R)
+    from omni_runtime.kernels import euler_triton
+
+    return euler_triton.guided_euler(latent_RX, velocity_BX, with_R, without_R, scale_R, sigma_R, target_R)
+
+
+def snake_beta(x_NCL: torch.Tensor, alpha_C: torch.Tensor, beta_C: torch.Tensor, form: str | None = None) -> torch.Tensor:
+    """x + sin²(x · exp(alpha)) / exp(beta). See `snake.snake_beta`."""
+    if choose(x_NCL, form) == "torch":
+        return snake.snake_beta(x_NCL, alpha_C, beta_C)
+    from omni_runtime.kernels import snake_triton
+
+    return snake_triton.snake_beta(x_NCL, alpha_C, beta_C)
+
+
+def causal_conv(
+    x_NCL: torch.Tensor,
+    state_NCP: torch.Tensor,
+    weight_KOC: torch.Tensor,
+    bias_O: torch.Tensor | None = None,
+    dilation: int = 1,
+    snake: conv.Snake | None = None,
+    form: str | None = None,
+) -> Pair:
+    """A causal convolution that goes on where the last chunk ended; `pack` makes the weight. See `conv.causal_conv`."""
+    if choose(x_NCL, form) == "torch":
+        return conv.causal_conv(x_NCL, state_NCP, weight_KOC, bias_O, dilation, snake)
+    from omni_runtime.kernels import conv_triton
+
+    return conv_triton.causal_conv(x_NCL, state_NCP, weight_KOC, bias_O, dilation, snake)
+
+
+def causal_transposed_conv(
+    x_NCL: torch.Tensor,
+    state_NCP: torch.Tensor,
+    weight_JQC: torch.Tensor,
+    stride: int,
+    bias_O: torch.Tensor | None = None,
+    snake: conv.Snake | None = None,
+    form: str | None = None,
+) -> Pair:
+    """Its transposed twin; `pack_transposed` makes the weight. See `conv.causal_transposed_conv`."""
+    if choose(x_NCL, form) == "torch":
+        return conv.causal_transposed_conv(x_NCL, state_NCP, weight_JQC, stride, bias_O, snake)
+    from omni_runtime.kernels import conv_triton
+
+    return conv_triton.causal_transposed_conv(x_NCL, state_NCP, weight_JQC, stride, bias_O, snake)
+
+
+def convnext_block(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt, form: str | None = None) -> Pair:
+    """A causal ConvNeXt block that goes on where the last chunk ended. See `convnext.convnext_block`."""
+    if choose(x_NCL, form) == "torch":
+        return convnext.convnext_block(x_NCL, state_NCP, weights)
+    from omni_runtime.kernels import convnext_triton
+
+    return convnext_triton.convnext_block(x_NCL, state_NCP, weights)

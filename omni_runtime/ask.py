@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from omni_runtime.card import ModelCard
 from omni_runtime.errors import RequestError
@@ -16,14 +16,16 @@ from omni_runtime.executors.lineup import Kind
 from omni_runtime.find import card_of, made
 from omni_runtime.handle import Handle, Result, Sample
 from omni_runtime.media_files import check_decoders, read_source
-from omni_runtime.observe.loop_table import table
+from omni_runtime.observe.loop_table import rows, table
 from omni_runtime.observe.watch import Watch
 from omni_runtime.program import Program
 from omni_runtime.programs.chat import chat
 from omni_runtime.programs.speak import speak
-from omni_runtime.request import resolve
+from omni_runtime.request import params_model, resolve
 from omni_runtime.runtime import Runtime
 from omni_runtime.wav import WavWriter
+
+KNOWN_BY = {"speaker": "qwen3_omni", "speed": "hibari", "use_audio_in_video": "qwen3_omni"}  # option: the card that has it
 
 
 class Question(Struct, frozen=True):
@@ -52,9 +54,9 @@ class Question(Struct, frozen=True):
     checkpoint: Path | None = None
     card: str | None = None  # that is made of the checkpoint; None: what its folder says
     program: str | None = None  # that is made of the card; None: by what the card can do
-    images: tuple[Path, ...] = ()
-    audios: tuple[Path, ...] = ()
-    videos: tuple[Path, ...] = ()
+    images: tuple[str, ...] = ()  # not paths: those would make http:/x of http://x
+    audios: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
     use_audio_in_video: bool = False
     speaker: str | None = None
 
@@ -62,7 +64,7 @@ class Question(Struct, frozen=True):
     def content(self) -> str | list[dict[str, Any]]:
         """Of the user's turn: what is looked at and listened to goes first, as in the makers' examples."""
         kinds = (("image", self.images), ("audio", self.audios), ("video", self.videos))
-        parts: list[dict[str, Any]] = [{"type": kind, kind: str(path)} for kind, paths in kinds for path in paths]
+        parts: list[dict[str, Any]] = [{"type": kind, kind: path} for kind, paths in kinds for path in paths]
         return [*parts, {"type": "text", "text": self.text}] if parts else self.text
 
 
@@ -98,14 +100,7 @@ def ask(question: Question) -> None:
     params = {name: value for name, value in params.items() if value is not None}  # the card's defaults stand
     if "talk" in program.nodes:  # it draws as well
         params = {"think": params} if params else {}
-    if question.speaker is not None:
-        params["speaker"] = question.speaker
-    if question.use_audio_in_video:
-        params["use_audio_in_video"] = True
-    if question.speed is not None:
-        if not question.speak:
-            raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
-        params["speed"] = question.speed
+    params |= _further(question, program)
     outputs = ("text", "audio") if question.speak else ("text", "tokens", "logprobs") if told else ("text",)
     asked: dict[str, Any] = {"outputs": outputs, "seed": question.seed, "n": question.samples}
     checked = resolve(0, program, 0, {"messages": turns, **params}, read=read_source, **asked)[1]  # before loading
@@ -121,15 +116,35 @@ def ask(question: Question) -> None:
         if note:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         handle = runtime.submit(program, messages=turns, **asked, **params)
-        if question.stats:
+        if question.stats and not question.json:
             print(f"> {question.text}\n", flush=True)
         _follow(handle, question, watch)
         result = handle.result()
     if question.json:
-        print(json.dumps(_as_json(result, question, loaded)))
+        told_of = {"loops": to_builtins(rows(watch.recorder.record(), handle.id))} if question.stats else {}
+        print(json.dumps(_as_json(result, question, loaded) | told_of))
     elif question.stats:
         print(_stats(result, question, loaded))
         print("\n".join(["", *table(watch.recorder.record(), handle.id)]))
+
+
+def _further(question: Question, program: Program) -> dict[str, Any]:
+    """Parameters that only some cards know, each under its own name."""
+    if question.speaker is not None and not question.speak:
+        raise RequestError(f"speaker={question.speaker!r}: only a spoken answer has a voice; --speaker needs --speak FILE")
+    if question.speed is not None and not question.speak:
+        raise RequestError(f"speed={question.speed}: only a spoken answer has a speed; add --speak FILE")
+    if question.use_audio_in_video and not question.videos:
+        raise RequestError("use_audio_in_video: there is no clip to listen to; --use-audio-in-video needs --video FILE")
+    asked = {"speaker": question.speaker, "speed": question.speed, "use_audio_in_video": question.use_audio_in_video or None}
+    found = {name: value for name, value in asked.items() if value is not None}
+    known = {name for node in program.nodes for name in params_model(program.spec(node)).model_fields}
+    for name, value in found.items():
+        if name not in known and KNOWN_BY[name] not in program.cards:  # a card without its voice says that itself
+            ours = ", ".join(program.cards)
+            option = "--" + name.replace("_", "-")
+            raise RequestError(f"{name}={value!r}: not known by {ours}, only by {KNOWN_BY[name]}; leave {option} out")
+    return found
 
 
 def _program(question: Question) -> Program:

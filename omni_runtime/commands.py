@@ -102,9 +102,9 @@ def run(
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
     card: Annotated[str | None, typer.Option(help="card of the checkpoint: qwen3-omni, or module:function")] = None,
     program: Annotated[str | None, typer.Option(help="program of the card: omni, or module:function")] = None,
-    image: Annotated[list[Path] | None, typer.Option(help="a picture to look at; may be given several times")] = None,
-    audio: Annotated[list[Path] | None, typer.Option(help="a sound to listen to; may be given several times")] = None,
-    video: Annotated[list[Path] | None, typer.Option(help="a clip to watch; may be given several times")] = None,
+    image: Annotated[list[str] | None, typer.Option(help="a picture to look at; may be given several times")] = None,
+    audio: Annotated[list[str] | None, typer.Option(help="a sound to listen to; may be given several times")] = None,
+    video: Annotated[list[str] | None, typer.Option(help="a clip to watch; may be given several times")] = None,
     use_audio_in_video: Annotated[bool, typer.Option("--use-audio-in-video", help="listen to clips, too")] = False,
     speaker: Annotated[str | None, typer.Option(help="whose voice answers")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="afterwards, what every loop did and how long it took")] = False,
@@ -236,7 +236,8 @@ def check(
         return
     check_card(found)
     folder = Path(name).resolve()
-    if any(spec.options.get("weights") == str(folder) for spec in found.experts.values()):
+    read = {spec.options.get(key) for spec in found.experts.values() for key in ("weights", "checkpoint")}
+    if any(isinstance(path, str) and path and Path(path).resolve() == folder for path in read):
         from omni_runtime.weights.report import report  # it needs tokenizers, which no other command does before it loads a model
 
         typer.echo("\n".join(report(folder)))

@@ -5,6 +5,7 @@
     ├── ProgramError       (ValueError)  a program that cannot be walked
     ├── RequestError       (ValueError)  a request with a wrong field; raised by `submit` itself
     ├── CheckpointError    (ValueError)  a weight file that is missing, damaged or of another shape
+    ├── OutputNotAsked     (AttributeError) an output of a result that its request did not ask for
     ├── ResultError        (ValueError)  what an op gave back cannot be read
     ├── ReplayError        (ValueError)  a log that cannot be replayed
     ├── LoadError                        a worker process died, or took too long, before it could serve
@@ -43,6 +44,10 @@ class ProgramError(OmniError, ValueError):
 
 class RequestError(OmniError, ValueError):
     """A field of a request is unknown or out of range."""
+
+
+class OutputNotAsked(OmniError, AttributeError):
+    """An output of a result that its request did not ask for; an AttributeError, so that `hasattr` and `getattr` work."""
 
 
 class CheckpointError(OmniError, ValueError):

@@ -19,6 +19,7 @@ from omni_runtime.weights.json_file import read_json
 
 Made = TypeVar("Made", ModelCard, Program)
 FOLDERS = {"qwen3_omni_moe": "qwen3_omni"}  # model_type of a folder -> its card; all others are read as text models
+ARCHITECTURES = {"Qwen3OmniMoeForConditionalGeneration": "qwen3_omni"}  # likewise: a wrong model_type is then told by its card
 FOLDER = "give the folder that holds it"
 
 
@@ -51,8 +52,10 @@ def card_of(folder: Path) -> ModelCard:
     Raises:
         OmniError: it is no folder of a model that is known here.
     """
-    kind = read_json(folder / "config.json", FOLDER).get("model_type") if folder.is_dir() else None
-    return made(FOLDERS.get(str(kind), "causal_lm"), ModelCard, str(folder))
+    told = read_json(folder / "config.json", FOLDER) if folder.is_dir() else {}
+    named = told.get("architectures")
+    classes = [ARCHITECTURES[name] for name in named if name in ARCHITECTURES] if isinstance(named, list) else []
+    return made(FOLDERS.get(str(told.get("model_type")), (classes or ["causal_lm"])[0]), ModelCard, str(folder))
 
 
 def made(name: str, kind: type[Made], *args: Any) -> Made:

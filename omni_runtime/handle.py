@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
+from numbers import Real
 from threading import Condition
 from typing import Any
 
@@ -16,8 +17,10 @@ from omni_runtime.errors import (
     EngineStopped,
     ExecutorLost,
     OmniError,
+    OutputNotAsked,
     Overloaded,
     RequestCancelled,
+    RequestError,
     RequestFailed,
     RequestTooLarge,
     TooSlow,
@@ -81,15 +84,30 @@ class Sample(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The output named "text"."""
-        found: str = self.outputs["text"]
+        """The output named "text".
+
+        Raises:
+            OutputNotAsked: the request has none.
+        """
+        found: str = self._output("text")
         return found
 
     @property
     def audio(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The output named "audio"."""
-        found: np.ndarray[Any, np.dtype[np.float32]] = self.outputs["audio"]
+        """The output named "audio".
+
+        Raises:
+            OutputNotAsked: the request has none.
+        """
+        found: np.ndarray[Any, np.dtype[np.float32]] = self._output("audio")
         return found
+
+    def _output(self, name: str) -> Any:
+        if name not in self.outputs:
+            problem = f"{name}: the request did not ask for this output, only for {', '.join(self.outputs)}"
+            # With its name it is not given the object by the interpreter, which would keep the outputs alive.
+            raise OutputNotAsked(f"{problem}; submit with outputs={[*self.outputs, name]!r}", name=name)
+        return self.outputs[name]
 
 
 class Result(Struct, frozen=True):
@@ -279,13 +297,14 @@ class Handle:
             timeout: seconds; None waits as long as it takes.
 
         Raises:
+            RequestError: timeout is no such number.
             TimeoutError: it has not ended yet; it goes on.
             RequestFailed, RequestCancelled: `partial` holds what had been made.
             RequestRefused: it was too large, or the runtime is overloaded.
             EngineStopped: the runtime was closed before it ended, or broke; `partial` holds what had been made.
         """
-        if timeout is not None and not 0 <= timeout <= MAX_TIMEOUT:
-            raise ValueError(f"timeout={timeout!r}: seconds from 0 to {MAX_TIMEOUT:.0f}, or None for as long as it takes")
+        if timeout is not None and not (isinstance(timeout, Real) and 0 <= timeout <= MAX_TIMEOUT):
+            raise RequestError(f"timeout={timeout!r}: seconds from 0 to {MAX_TIMEOUT:.0f}, or None for as long as it takes")
         with self._changed:
             if not self._changed.wait_for(lambda: self._end is not None, timeout):
                 raise TimeoutError(f"request {self.id} has not ended after {timeout} s; it goes on, cancel() ends it")

@@ -7,16 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from omni_runtime.errors import MissingExtra
+from omni_runtime.experts.media_decode import rgb
 from omni_runtime.messages import MAX_BYTES, decoder
 
 PACKAGES = {"PIL": "pillow", "av": "PyAV (av)"}
 
 
 def read_source(source: Any) -> Any:
-    """Bytes of a file by its path, or uint8 [H, W, 3] of a pillow picture, upright and without its alpha.
+    """Bytes of a file by its path, or uint8 [H, W, 3] of a pillow picture, upright and laid on white.
 
     Raises:
         OSError: there is no such file, it is too large to be sent, or a picture cannot be loaded.
@@ -25,7 +24,7 @@ def read_source(source: Any) -> Any:
         from PIL import ImageOps  # who has such a picture has pillow
 
         upright = ImageOps.exif_transpose(source)
-        return np.asarray(upright.convert("RGB"))
+        return rgb(upright)
     path = Path(source).expanduser()
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no file")

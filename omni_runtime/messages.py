@@ -10,20 +10,23 @@ import struct
 from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
 
 from omni_runtime.errors import RequestError, unknown
-from omni_runtime.sound_file import HIGHEST, LOWEST, is_wav, read_wav_header
+from omni_runtime.file_kinds import GIVE, check_format, check_kind
+from omni_runtime.sound_file import HIGHEST, LOWEST, is_wav, read_wav, read_wav_header
 
 MAX_TEXT = 1 << 19  # characters: turning more into tokens, only to find that they do not fit, takes seconds of everybody's time
 MAX_BYTES = 1 << 28  # of one picture, clip or sound
 MAX_PIXELS = 1 << 26  # of one picture, 8192 x 8192; pillow warns of more than 89 million
 MAX_SECONDS = 3600  # of one sound
 LEAST_SECONDS = 0.01  # one frame of the encoders
+LOUDEST = 8.0  # of floats, where 1 is full: a mix may be a little over, numbers of 16 bits are thousands
 LOOK_FPS = 2.0  # as the makers' tools
 
+ROLES = ("system", "user", "assistant", "tool")  # a free role could smuggle text into the part that belongs to the template
 MEDIA = ("image", "audio", "video")
 ALIASES = {"input_text": "text", "input_image": "image", "input_audio": "audio"} | {f"{kind}_url": kind for kind in MEDIA}
 OPTIONS: dict[str, tuple[str, ...]] = {"text": (), "image": (), "audio": ("rate",), "video": ("fps", "look_fps", "audio", "rate")}
@@ -102,7 +105,8 @@ def _turn(where: str, turn: Any, media: Collection[str], read: Read) -> dict[str
     role, content = turn["role"], turn["content"]
     if not isinstance(role, str):
         raise RequestError(f"{where}.role: a text is needed, not {_shown(role)}")
-    _check_text(f"{where}.role", role)
+    if role not in ROLES:
+        raise RequestError(f"{where}.role: {unknown('role', role[:80], ROLES)}")
     if isinstance(content, str):
         _check_text(f"{where}.content", content)
         return {"role": role, "content": content}
@@ -137,7 +141,7 @@ def _part(where: str, part: Any, role: str, media: Collection[str], read: Read) 
             raise RequestError(f"{where}: {unknown(f'field of a part of type {spelt!r}', name, {'type', key, *OPTIONS[kind]})}")
     try:
         if kind == "image":
-            found: Part = _picture(_opened(source, read))
+            found: Part = _named(_picture(_opened(source, read, kind)), source)
         elif kind == "audio":
             found = _sound(source, options.get("rate"), read)
         else:
@@ -145,6 +149,18 @@ def _part(where: str, part: Any, role: str, media: Collection[str], read: Read) 
     except RequestError as error:
         raise RequestError(f"{at}: {error}") from None
     return {"type": kind, **found}
+
+
+def _named(part: Part, source: Any) -> Part:
+    """With the name of the file that it was read from."""
+    return part | ({"name": name} if "file" in part and (name := _name(source)) else {})
+
+
+def _name(source: Any) -> str:
+    if not isinstance(source, str | os.PathLike) or str(source)[:5].lower() == "data:":
+        return ""
+    text = os.path.basename(os.fspath(source))
+    return (unquote(text) if str(source)[:7].lower() == "file://" else text)[-80:].encode(errors="replace").decode()
 
 
 def _check_text(where: str, text: str) -> None:
@@ -177,22 +193,29 @@ def _unwrapped(where: str, part: Mapping[str, Any], spelt: str, kind: str) -> tu
         extra = set(source) - {"url", "data", "format", "detail"}
         if len(held) != 1 or extra:
             raise RequestError(f"{where}.{names[0]}: a mapping has 'url', or 'data' and 'format', not {sorted(map(str, source))}")
-        source = source[held[0]]
+        told, source = source.get("format"), source[held[0]]
         if held == ["data"] and isinstance(source, str):
             source = _base64(f"{where}.{names[0]}.data", source)
+        if isinstance(source, bytes):
+            try:
+                check_format(told, source)
+            except RequestError as error:
+                raise RequestError(f"{where}.{names[0]}.{error}") from None
     if source is None:
         raise RequestError(f"{where}.{names[0]}: nothing is there; give a path, a data URL, bytes or an array")
     return names[0], source, options
 
 
-def _opened(source: Any, read: Read) -> bytes | Array:
-    """Bytes of a file, or numbers."""
+def _opened(source: Any, read: Read, kind: str) -> bytes | Array:
+    """Bytes of a file that may be of such a kind, or numbers."""
     if isinstance(source, bytes | bytearray | memoryview):
         found: Any = bytes(source)
     elif isinstance(source, str | os.PathLike):
         found = _file(os.fspath(source), read)
     elif callable(getattr(source, "convert", None)):  # a picture object
         found = _asked(source, read)
+    elif callable(getattr(source, "getvalue", getattr(source, "read", None))):  # a file that is open
+        found = _emptied(source)
     else:
         try:
             found = np.array(source.detach().cpu() if hasattr(source, "detach") else source)
@@ -202,10 +225,27 @@ def _opened(source: Any, read: Read) -> bytes | Array:
             raise RequestError(f"{type(source).__name__} is no path, bytes or array of numbers: {_shown(source)}")
     size = found.nbytes if isinstance(found, np.ndarray) else len(found)
     if not size:
-        raise RequestError("it is empty, 0 bytes")
+        raise RequestError(f"it is empty, 0 bytes; {GIVE[kind]}")
     if size > MAX_BYTES:
         raise RequestError(f"it is {size} bytes, at most {MAX_BYTES} are taken; make it smaller or shorter")
+    if isinstance(found, bytes):
+        try:
+            check_kind(kind, found)
+        except RequestError as error:
+            name = _name(source)
+            raise RequestError(f"{name!r}: {error}" if name else str(error)) from None
     return found  # type: ignore[no-any-return]
+
+
+def _emptied(source: Any) -> bytes:
+    """What an open file holds; of one in memory all, wherever it stands."""
+    try:
+        found = source.getvalue() if hasattr(source, "getvalue") else source.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{type(source).__name__} cannot be read: {error}; give its path or bytes") from None
+    if not isinstance(found, bytes):
+        raise RequestError(f"{type(source).__name__} gives {type(found).__name__}, not bytes; open it in binary mode")
+    return found
 
 
 def _file(text: Any, read: Read) -> Any:
@@ -218,7 +258,11 @@ def _file(text: Any, read: Read) -> Any:
         head, comma, data = text.partition(",")
         if not comma:
             raise RequestError(f"a data URL without a comma: {text[:60]!r}")
-        return _base64("data URL", data) if head.lower().endswith(";base64") else unquote_to_bytes(data)
+        if head.lower().endswith(";base64"):
+            return _base64("data URL", data)
+        if "%" not in data:  # every file of a medium has a byte that must be written as %xx
+            raise RequestError(f"{text[:40]!r}: a data URL whose data is no base64; write {head[:40]};base64,...")
+        return unquote_to_bytes(data)
     if start.startswith("file://"):
         text = unquote_to_bytes(text.split("://", 1)[1]).decode(errors="surrogateescape")
     return _asked(text, read)
@@ -239,7 +283,7 @@ def _base64(where: str, text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError as error:
-        raise RequestError(f"{where}: no base64: {error}") from None
+        raise RequestError(f"{where}: no base64: {error}; encode the bytes of the file, as base64.b64encode does") from None
 
 
 def _picture(found: bytes | Array) -> Part:
@@ -265,32 +309,52 @@ def _pixels(array: Array, axes: int) -> Array:
         remedy = "; multiply by 255 and round" if array.dtype.kind == "f" else ""
         raise RequestError(f"{array.dtype} of shape {array.shape}; uint8 {needed} is needed{remedy}")
     _check_sides(array.shape[-2], array.shape[-3])
-    array = np.repeat(array, 3, -1) if array.shape[-1] == 1 else array[..., :3]
-    return np.ascontiguousarray(array)
+    if array.shape[-1] == 4:
+        return on_white(array)
+    return np.ascontiguousarray(np.repeat(array, 3, -1) if array.shape[-1] == 1 else array)
+
+
+def on_white(picture: Array) -> Array:
+    """uint8 [..., 3] of uint8 [..., 4]: what shines through is white, as a page."""
+    colour, alpha = picture[..., :3], picture[..., 3:].astype(np.uint16)
+    laid: Array = ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+    return laid
 
 
 def _sound(source: Any, rate: Any, read: Read) -> Part:
     if isinstance(source, tuple) and len(source) == 2 and type(source[1]) is int and rate is None:
         source, rate = source
-    found = _opened(source, read)
+    found = _opened(source, read, "audio")
     if isinstance(found, bytes):
         if rate is not None:
             raise RequestError(f"rate={rate!r}: a file knows its own; leave it out")
         if is_wav(found):
             header = read_wav_header(found)
             _check_seconds(header.frames, header.rate)
-        return {"file": found}
+            _check_loudness(read_wav(found)[0])
+        return _named({"file": found}, source)
     if type(rate) is not int or not LOWEST <= rate <= HIGHEST:
         raise RequestError(f"rate={rate!r}: samples need their rate, a whole number of Hz from {LOWEST} to {HIGHEST}")
     if found.ndim not in (1, 2) or 0 in found.shape or found.dtype.kind == "b":
         raise RequestError(f"{found.dtype} of shape {found.shape}; [samples] or [samples, channels] of numbers is needed")
     if found.ndim == 2 and found.shape[1] > found.shape[0]:
         raise RequestError(f"shape {found.shape}: more channels than samples; transpose it to [samples, channels]")
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
-        first = int(np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(1))[0])
-        raise RequestError(f"sample {first} is no finite number")
+    if found.dtype.kind in "iu" and found.dtype.itemsize == 8:  # what numpy makes of a list of ints; nobody records 64 bits
+        what = f"a {type(source).__name__} of whole numbers" if isinstance(source, list | tuple) else f"{found.dtype}"
+        raise RequestError(f"{what}: their full range is not known; give int16, or floats within -1..1")
+    _check_loudness(found)
     _check_seconds(len(found), rate)
     return {"samples": found.astype(np.float32) if found.dtype == np.float16 else found, "rate": rate}
+
+
+def _check_loudness(samples: Array) -> None:
+    if samples.dtype.kind != "f":
+        return
+    if not np.isfinite(samples).all():
+        first = int(np.flatnonzero(~np.isfinite(samples).reshape(len(samples), -1).all(1))[0])
+        raise RequestError(f"sample {first} is no finite number")
+    if (peak := float(np.abs(samples).max())) > LOUDEST:
+        raise RequestError(f"{samples.dtype} up to {peak:g}, where 1 is full; give int16, or floats within -1..1")
 
 
 def _check_seconds(samples: int, rate: int) -> None:
@@ -307,13 +371,15 @@ def _clip(source: Any, options: Mapping[str, Any], read: Read) -> Part:
         if len({frame.shape for frame in frames}) > 1:
             raise RequestError(f"frames of {sorted({frame.shape[:2] for frame in frames})} pixels; all need the same size")
         source = np.stack(frames)
-    found = _opened(source, read)
+    found = _opened(source, read, "video")
     fps = options.get("fps")
     if isinstance(found, bytes):
         if fps is not None:
             raise RequestError(f"fps={fps!r}: a file knows its own; 'look_fps' says how many frames a second are looked at")
-        part: Part = {"file": found}
+        part: Part = _named({"file": found}, source)
     else:
+        if found.ndim == 4 and len(found) == 1:
+            raise RequestError("a clip of 1 frame; at least 2 frames are needed, send it as a picture")
         part = {"frames": _pixels(found, 4), "fps": _frequency("fps", fps)}
     part["look_fps"] = _frequency("look_fps", options.get("look_fps", LOOK_FPS))
     if options.get("audio") is not None:
@@ -328,7 +394,7 @@ def _clip(source: Any, options: Mapping[str, Any], read: Read) -> Part:
 
 def _pixels_of(where: str, frame: Any, read: Read) -> Array:
     try:
-        found = _opened(frame, read)
+        found = _opened(frame, read, "image")
         if isinstance(found, bytes):
             raise RequestError("frames are arrays or picture objects; open the files first")
         return _pixels(found, 3)

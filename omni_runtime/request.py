@@ -237,6 +237,7 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
     params: dict[str, dict[str, Any]] = {step.name: {} for step in plan.steps}
     models = {step.name: params_model(step.spec) for step in plan.steps}
     known = program.inputs
+    by_loop = {name: given[name] for name in params if isinstance(given.get(name), Mapping) and name not in known}
     for key, value in given.items():
         takers = [name for name, model in models.items() if key in model.model_fields]
         if key in known:
@@ -251,6 +252,10 @@ def split(program: Program, plan: Plan, given: Mapping[str, Any]) -> tuple[dict[
                 spec = program.spec(key)
                 loop_params(spec, value, key)
         elif len(takers) == 1:
+            if key in (other := by_loop.get(takers[0], {})):
+                raise RequestError(
+                    f"{key}: {key}={value!r} and {takers[0]}={{{key!r}: {other[key]!r}}} are both given; leave one out"
+                )
             params[takers[0]][key] = value
         elif takers:
             raise RequestError(f"{key}: loops {takers} take it; say which, as in {takers[0]}={{{key!r}: {value!r}}}")

@@ -63,7 +63,7 @@ def read_wav_header(data: bytes) -> WavHeader:
             held = there if size == UNKNOWN[1] or (size == 0 and there) else size
             frames = held // (channels * kind[1] // 8)
             if not frames:
-                raise RequestError("a WAV file without a sample")
+                raise RequestError("a WAV file without a sample; record it again")
             return WavHeader(rate, channels, kind, at, frames)
         at += size + size % 2
     raise RequestError("a WAV file that ends before its data; it is cut")

@@ -10,6 +10,7 @@ named. The answers go into --out: text.txt, and answer.wav unless --outputs text
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from media import RATE, clip, picture, sound
 from omni_runtime.cards.qwen3_omni import qwen3_omni
 from omni_runtime.programs.omni import omni
 
-from omni_runtime import Runtime, WavWriter
+from omni_runtime import OmniError, Runtime, WavWriter
 from omni_runtime.observe.loop_table import table
 from omni_runtime.observe.recorder import Recorder
 from omni_runtime.toy import write_toy_checkpoint
@@ -61,6 +62,12 @@ def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 
 
+def positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+    return int(text)
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--query-type", "-q", choices=QUERIES, default="use_mixed_modalities")
@@ -75,7 +82,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--max-frames", type=int, default=2000, help="of sound, 12.5 a second with the published model")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--requests", type=int, default=1, help="so many of the same at once, with seeds one after the other")
+    parser.add_argument(
+        "--requests", type=positive, default=1, help="so many of the same at once, with seeds one after the other"
+    )
     parser.add_argument("--executor", choices=("thread", "process"), default="thread")
     parser.add_argument("--stream", action="store_true", help="show text and sound as they come")
     parser.add_argument("--stats", action="store_true", help="afterwards, what every loop did")
@@ -110,8 +119,7 @@ def stats(result: Any, recorder: Recorder, run: int) -> None:
     print("\n".join(table(recorder.record(), run)))
 
 
-def main() -> None:
-    args = options()
+def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as kept:
         checkpoint = args.checkpoint
@@ -140,8 +148,18 @@ def main() -> None:
             stats(results[0], recorder, handles[0].id)
             if args.requests > 1:
                 print(f"all {args.requests} requests after {took:.3f} s")
-        print(f"written to {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}")
+        names = {"audio": "answer.wav", "text": "text.txt"}
+        print(f"written to {args.out}: {', '.join(sorted(names[output] for output in outputs))}")
+
+
+def main() -> int:
+    try:
+        run(options())
+    except (OmniError, OSError) as error:  # what a user can mend: one line, no traceback
+        print(f"end2end.py: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

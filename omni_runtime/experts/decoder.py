@@ -23,56 +23,13 @@ import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import CheckpointError, RequestError
-from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.experts.decoder_cpu import CpuLayers
+from omni_runtime.experts.kv_cache import Kept, KVCache
+from omni_runtime.experts.linear import Linear, linear, native
 from omni_runtime.experts.moe import Mlp, gated, mixture, with_shared
 from omni_runtime.experts.rotary import Rotary
 from omni_runtime.kernels import add_rms_norm, rms_norm
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
-
-
-class KVCache:
-    """Keys and values of one sequence, contiguous. It grows by doubling: each position is copied once on average.
-
-    Attributes:
-        length: positions that hold a token.
-    """
-
-    LEAST = 64  # positions
-
-    def __init__(self, config: DecoderConfig, device: str = "cpu") -> None:
-        self.length = 0
-        self._limit = config.positions
-        # Layer l: keys at 2l, values at 2l + 1.
-        self._kv_LKSE = torch.empty(2 * config.layers, config.kv_heads, 0, config.head_dim, device=device)
-
-    def reserve(self, length: int) -> None:
-        """Makes room for `length` positions, keeping what is there."""
-        have = self._kv_LKSE.shape[2]
-        if length <= have:
-            return
-        room = min(max(length, 2 * have, self.LEAST), max(self._limit, length))
-        size = list(self._kv_LKSE.shape)
-        size[2] = room
-        grown = self._kv_LKSE.new_empty(size)
-        grown[:, :, : self.length] = self._kv_LKSE[:, :, : self.length]
-        self._kv_LKSE = grown
-
-    @torch.inference_mode()  # a cache that has grown inside a pass may not be written to outside of one
-    def begin_as(self, other: KVCache, length: int) -> None:
-        """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
-        assert length <= other.length, f"a copy of {length} positions from a cache of {other.length}"
-        self.length = 0
-        self.reserve(length)
-        self._kv_LKSE[:, :, :length] = other._kv_LKSE[:, :, :length]
-        self.length = length
-
-    def views(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-        """Positions start..stop of K and V of every layer, [1, K, stop-start, E] each, in the order k0, v0, k1, v1, ..."""
-        return self._kv_LKSE[:, None, :, start:stop].unbind()
-
-    @property
-    def nbytes(self) -> int:
-        return self._kv_LKSE.nbytes
 
 
 @dataclass(frozen=True)
@@ -122,6 +79,11 @@ class _Layer:
 
 
 BRIEF = 1024  # positions: up to here one thread does a decode row's attention as fast as two
+
+Features = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""By layer: rows_M, and what is added to them, [M, D]"""
+
+Taps = Collection[int]
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q_NHE, k_1KSE, v_1KSE → [N, H·E]"""
@@ -177,8 +139,11 @@ class DecoderLM:
             self._head = None
             if config.head:
                 self._head = linear(self._embedding_VD if config.tied else take("lm_head.weight"), None, layout)
+            self._turn = Rotary(config, self.device)
+            kind = native(layout, self._embedding_VD)
+            self._native = None if kind is None else CpuLayers(config, take, kind)
             self._layers = []
-            for i in range(config.layers):
+            for i in range(config.layers if kind is None else 0):
                 at = f"model.layers.{i}.self_attn"
                 layer = _Layer(
                     norm_D=take(f"model.layers.{i}.input_layernorm.weight"),
@@ -190,7 +155,6 @@ class DecoderLM:
                     k_norm_E=take(f"{at}.k_norm.weight") if config.qk_norm else None,
                 )
                 self._layers.append(layer)
-            self._turn = Rotary(config, self.device)
 
     def cache(self) -> KVCache:
         """An empty cache for one sequence."""
@@ -248,6 +212,41 @@ class DecoderLM:
         for span, run in zip(spans, positions, strict=True):
             span.cache.length = span.start
             span.cache.reserve(run.stop)
+        if self._native is not None:
+            h_TD, kept = self._natively(spans, x_TD, (cos_T1E, sin_T1E), features, taps)
+        else:
+            h_TD, kept = self._in_torch(spans, x_TD, (cos_T1E, sin_T1E), features, taps)
+        ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
+        logits_RV = self._head(h_TD[ends]) if ends and self._head is not None else h_TD.new_empty(0, config.vocab)
+        for span, run in zip(spans, positions, strict=True):
+            span.cache.length = run.stop
+        return Ran(logits_RV, h_TD, kept)
+
+    def _natively(
+        self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], features: Features, taps: Taps
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """hidden_TD and taps by the kernels for a CPU, which change x_TD."""
+        assert self._native is not None
+        sequence_T = [i for i, span in enumerate(spans) for _ in range(span.count)]
+        position_T = [position for span in spans for position in range(span.start, span.start + span.count)]
+        layers = self._native.rows([span.cache.kept() for span in spans], sequence_T, position_T, *turns)
+        kept, at = {0: x_TD.clone()} if 0 in taps else {}, 0
+        for stop in sorted({*taps, *range(1, len(features) + 1), self.config.layers} - {0}):
+            layers(x_TD, at, stop)
+            if stop in taps:
+                kept[stop] = x_TD.clone()
+            if stop <= len(features):
+                x_TD.index_add_(0, *features[stop - 1])
+            at = stop
+        return self._native.norm(x_TD), kept
+
+    def _in_torch(
+        self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], features: Features, taps: Taps
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The same by torch, on any device: what the kernels are held to."""
+        config, (cos_T1E, sin_T1E) = self.config, turns
+        lengths = [span.count for span in spans]
+        positions = [range(span.start, span.start + n) for span, n in zip(spans, lengths, strict=True)]
         # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
         reach = [(span.cache, run) for span, run in zip(spans, positions, strict=True)]
         written = list(zip(*(cache.views(run.start, run.stop) for cache, run in reach), strict=True))
@@ -280,11 +279,7 @@ class DecoderLM:
                 rows_M, features_MD = features[i]
                 x_TD = x_TD.index_add(0, rows_M, features_MD)
                 h_TD = h_TD.index_copy(0, rows_M, rms_norm(x_TD[rows_M], after_D, config.eps))  # the other rows stay as they are
-        ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
-        logits_RV = self._head(h_TD[ends]) if ends and self._head is not None else h_TD.new_empty(0, config.vocab)
-        for cache, run in reach:
-            cache.length = run.stop
-        return Ran(logits_RV, h_TD, kept)
+        return h_TD, kept
 
     def _heads(
         self, layer: _Layer, h_TD: torch.Tensor, cos_T1E: torch.Tensor, sin_T1E: torch.Tensor
@@ -318,6 +313,14 @@ class DecoderLM:
         assert count == 1 or start == 0, f"{count} positions at {start}"
         cos_N1E, sin_N1E = self._turn.tables(range(start, stop))
         cos_T1E, sin_T1E = cos_N1E.repeat(rows, 1, 1), sin_N1E.repeat(rows, 1, 1)
+        if self._native is not None:
+            x_TD = x_RND.reshape(rows * count, -1).clone()
+            apart, _, head = kv_LRKSE.stride()[:3]
+            kept = [Kept(kv_LRKSE[:, r], apart, head) for r in range(rows)]
+            at_T = [position for _ in range(rows) for position in range(start, stop)]
+            sequence_T = [r for r in range(rows) for _ in range(count)]
+            self._native.rows(kept, sequence_T, at_T, cos_T1E, sin_T1E)(x_TD, 0, config.layers)
+            return self._native.norm(x_TD[count - 1 :: count].contiguous())
         x_TD = x_RND.reshape(rows * count, -1)
         h_TD = rms_norm(x_TD, self._layers[0].norm_D, config.eps)
         for i, layer in enumerate(self._layers):

@@ -82,7 +82,10 @@ def expand(
     except StopIteration:
         raise RequestError(f"messages: more placeholders than media; one of {len(found)} tokens has none") from None
     if left := [*images, *clips, *sounds]:
-        raise RequestError(f"messages: {len(left)} media have no placeholder")
+        raise RequestError(
+            f"messages: {len(left)} media have no placeholder: the folder's chat template leaves them out; "
+            "take the template of the model's makers"
+        )
     return found
 
 

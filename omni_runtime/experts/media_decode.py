@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omni_runtime.errors import MissingExtra, RequestError
-from omni_runtime.messages import MAX_PIXELS, MAX_SECONDS, decoder
+from omni_runtime.file_kinds import GIVE, look
+from omni_runtime.messages import MAX_PIXELS, MAX_SECONDS, decoder, on_white
 from omni_runtime.sound_file import read_wav
 
 Array = np.ndarray[Any, Any]
@@ -24,6 +25,7 @@ Choose = Callable[[int, float], list[int]]
 
 MOST_BYTES = 1 << 30  # of the frames of a clip that are looked at
 MOST_FRAMES = 1 << 18  # of a file: 2.4 hours at 30 a second
+WHOLE = 0.9  # of the length that a file promises must be there
 HOLD = 0.1  # seconds of an animation's frame that does not say how long it lasts, as browsers do
 
 
@@ -51,7 +53,7 @@ def picture(part: Mapping[str, Any]) -> Array:
     """
     if "pixels" in part:
         return np.asarray(part["pixels"])
-    return _still(part["file"])
+    return _still(part)
 
 
 def sound(part: Mapping[str, Any]) -> Sound:
@@ -65,7 +67,7 @@ def sound(part: Mapping[str, Any]) -> Sound:
         return Sound(np.asarray(part["samples"]), part["rate"])
     if not decoder("audio", part["file"]):
         return Sound(*read_wav(part["file"]))
-    with _opened(part["file"], "audio") as box:
+    with _opened(part, "audio") as box:
         found = _heard(box)
     if found is None:
         raise RequestError("audio: the file holds no sound")
@@ -84,16 +86,15 @@ def clip(part: Mapping[str, Any], choose: Choose, heard: bool) -> Clip:
         frames, fps = np.asarray(part["frames"]), float(part["fps"])
         chosen = choose(len(frames), fps)
         return Clip(frames[chosen], _between(len(frames), fps, chosen), own)
-    data = part["file"]
-    if decoder("video", data) == "PIL":
-        return _animation(data, choose)._replace(sound=own)
-    with _opened(data, "video") as box:
+    if decoder("video", part["file"]) == "PIL":
+        return _animation(part, choose)._replace(sound=own)
+    with _opened(part, "video") as box:
         total, fps = _length(box)
     chosen = choose(total, fps)
-    with _opened(data, "video") as box:
+    with _opened(part, "video") as box:
         frames = _frames(box, chosen)
     if heard and own is None:
-        with _opened(data, "video") as box:
+        with _opened(part, "video") as box:
             own = _heard(box)
     return Clip(frames, _between(total, fps, chosen), own)
 
@@ -116,23 +117,46 @@ def pillow() -> Any:
 
 
 @contextmanager
-def _corrupt(what: str) -> Any:
+def _corrupt(what: str, part: Mapping[str, Any]) -> Any:
     """Whatever a decoder raises is about its file."""
     try:
         yield
     except (RequestError, MissingExtra):
         raise
     except Exception as error:
-        raise RequestError(f"{what}: the file cannot be decoded: {type(error).__name__}: {str(error)[:160]}") from None
+        name = f" {part['name']!r}" if "name" in part else ""
+        seems = f"{len(part['file'])} bytes, {look(part['file'])[0]}"
+        hint = "" if "<" in str(error) else f" ({type(error).__name__}: {str(error)[:100]})"  # of pillow's and PyAV's own names
+        raise RequestError(
+            f"{what}: the file{name} cannot be decoded: {seems}{hint}; it may be cut or broken: {GIVE[what]}"
+        ) from None
 
 
-def _still(data: bytes) -> Array:
+def _still(part: Mapping[str, Any]) -> Array:
     image_module = pillow()
     from PIL import ImageOps
 
-    with _corrupt("image"), image_module.open(io.BytesIO(data)) as image:
+    with _corrupt("image", part), image_module.open(io.BytesIO(part["file"])) as image:
         _check_size(image.size)
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return rgb(ImageOps.exif_transpose(image))
+
+
+def rgb(image: Any) -> Array:
+    """uint8 [H, W, 3] of a pillow picture of any mode: 16 bits are scaled to 8, what is transparent is laid on white.
+
+    Raises:
+        RequestError: its numbers have no range that is known.
+    """
+    if image.mode.startswith("I"):  # pillow would clip at 255: white
+        wide = np.asarray(image).astype(np.int64)
+        if wide.min() < 0 or wide.max() > 0xFFFF:
+            raise RequestError(f"whole numbers from {wide.min()} to {wide.max()} as brightness; scale them to 0..255")
+        deep = image.mode != "I" or image.format == "PNG" or wide.max() > 255
+        grey = ((wide * 255 + 0x7FFF) // 0xFFFF if deep else wide).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, -1)
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        return on_white(np.asarray(image.convert("RGBA")))
+    return np.asarray(image.convert("RGB"))
 
 
 def _check_size(size: tuple[int, int]) -> None:
@@ -146,9 +170,9 @@ def _check_room(frames: int, width: int, height: int) -> None:
         raise RequestError(f"video: {frames} frames of {width} x {height} pixels are {size} bytes to be looked at, {remedy}")
 
 
-def _animation(data: bytes, choose: Choose) -> Clip:
+def _animation(part: Mapping[str, Any], choose: Choose) -> Clip:
     image_module = pillow()
-    with _corrupt("video"), image_module.open(io.BytesIO(data)) as image:
+    with _corrupt("video", part), image_module.open(io.BytesIO(part["file"])) as image:
         _check_size(image.size)
         total, seconds = getattr(image, "n_frames", 1), 0.0
         for at in range(min(total, MOST_FRAMES)):
@@ -160,7 +184,7 @@ def _animation(data: bytes, choose: Choose) -> Clip:
         frames = []
         for at in chosen:
             image.seek(at)
-            frames.append(np.asarray(image.convert("RGB")))
+            frames.append(rgb(image))
     return Clip(np.stack(frames), seconds / len(chosen), None)
 
 
@@ -168,12 +192,12 @@ def _animation(data: bytes, choose: Choose) -> Clip:
 
 
 @contextmanager
-def _opened(data: bytes, what: str) -> Any:
+def _opened(part: Mapping[str, Any], what: str) -> Any:
     try:
         import av
     except ImportError as error:
         raise MissingExtra(f"this {what} file needs PyAV: pip install 'omni_runtime[media]' ({error})") from None
-    with _corrupt(what), av.open(io.BytesIO(data)) as box:
+    with _corrupt(what, part), av.open(io.BytesIO(part["file"])) as box:
         yield box
 
 
@@ -183,11 +207,29 @@ def _length(box: Any) -> tuple[int, float]:
         raise RequestError("video: the file holds no pictures; send it as audio")
     stream = box.streams.video[0]
     _check_size((stream.codec_context.width, stream.codec_context.height))
-    total = sum(1 for packet in box.demux(stream) if packet.size)
     fps = float(stream.average_rate or stream.guessed_rate or 0)
+    total, last = 0, 0.0
+    for packet in box.demux():  # of all streams, since the sound may be longer than the pictures
+        if packet.size and packet.pts is not None and packet.time_base is not None:
+            last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+        total += bool(packet.size) and packet.stream.index == stream.index
+    _check_whole(last - (box.start_time or 0) / 1e6, _promised(box, stream, fps))
     if not 0 < total <= MOST_FRAMES or not 0.01 <= fps <= 1000:
         raise RequestError(f"video: {total} frames at {fps:g} a second; 1 to {MOST_FRAMES} at 0.01 to 1000 are taken")
     return total, fps
+
+
+def _promised(box: Any, stream: Any, fps: float) -> float:
+    """Seconds that the head of a file says, 0 where it is silent; others' lengths are guessed from what is there."""
+    if "avi" in box.format.name:
+        return stream.frames / fps if fps else 0.0
+    heads = any(name in box.format.name for name in ("matroska", "mov", "flv"))
+    return (box.duration or 0) / 1e6 if heads else 0.0
+
+
+def _check_whole(there: float, promised: float) -> None:
+    if there < WHOLE * promised:
+        raise RequestError(f"video: the file is cut: {promised:.3g} s are promised, {there:.3g} s are there; send all of it")
 
 
 def _frames(box: Any, chosen: list[int]) -> Array:
@@ -204,6 +246,8 @@ def _frames(box: Any, chosen: list[int]) -> Array:
             break
     if last is None:
         raise RequestError("video: no frame of the file can be decoded")
+    if at + 1 < WHOLE * (chosen[-1] + 1):
+        raise RequestError(f"video: {at + 1} of {chosen[-1] + 1} frames can be decoded; the file is broken, make it again")
     while len(found) < len(chosen):  # a packet held no frame: the last one stays
         found.append(last.to_ndarray(format="rgb24"))
     return np.stack(found)

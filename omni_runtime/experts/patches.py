@@ -18,6 +18,7 @@ Singles = np.ndarray[Any, np.dtype[np.float32]]
 
 STRETCH = 200  # the longest side is at most so many times the shortest
 _BITS = 22  # of a resampling weight
+_ROWS = 16  # at once: the sums stay in the cache; 6000 x 6000 pixels to 3584 x 3584 take 0.9 s, and whole in int64 5.9
 
 
 def fitting(rows: int, columns: int, rules: PatchRules) -> tuple[int, int]:
@@ -66,13 +67,24 @@ def _resize_axis(picture: Bytes, axis: int, size: int) -> Bytes:
     place = low[:, None] + np.arange(int((high - low).max()))
     weight = np.where(place < high[:, None], _keys((place - centre[:, None] + 0.5) / wide), 0.0)
     weight /= weight.sum(1, keepdims=True)
-    whole = np.trunc(weight * (1 << _BITS) + np.copysign(0.5, weight)).astype(np.int64)
-    shape = [1] * picture.ndim
-    shape[axis] = size
-    total = np.full([size if i == axis else n for i, n in enumerate(picture.shape)], 1 << (_BITS - 1), np.int64)
-    for tap in range(place.shape[1]):
-        at = np.minimum(place[:, tap], there - 1)
-        total += picture.take(at, axis) * whole[:, tap].reshape(shape)
+    whole = np.trunc(weight * (1 << _BITS) + np.copysign(0.5, weight)).astype(np.int32)
+    at = np.minimum(place, there - 1)
+    out = np.empty([size if i == axis else n for i, n in enumerate(picture.shape)], np.uint8)
+    if axis == 0:
+        for begin in range(0, size, _ROWS):
+            out[begin : begin + _ROWS] = _weighed(picture, at[begin : begin + _ROWS], whole[begin : begin + _ROWS])
+        return out
+    for begin in range(0, len(picture), _ROWS):  # columns become rows, so that what is added lies together
+        turned = np.ascontiguousarray(picture[begin : begin + _ROWS].swapaxes(0, 1))
+        out[begin : begin + _ROWS] = _weighed(turned, at, whole).swapaxes(0, 1)
+    return out
+
+
+def _weighed(picture: Bytes, at: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> Bytes:
+    """Rows of a picture, added with weights [size, taps]. 32 bits are enough: 1.2 x 255 x 2^22, what is positive, is 1.3e9."""
+    total = np.full((len(at), *picture.shape[1:]), 1 << (_BITS - 1), np.int32)
+    for tap in range(at.shape[1]):
+        total += picture[at[:, tap]] * whole[:, tap, None, None]
     cut: Bytes = np.clip(total >> _BITS, 0, 255).astype(np.uint8)
     return cut
 
@@ -109,12 +121,13 @@ def video_patches(frames_SHWC: Bytes, rules: PatchRules) -> tuple[Singles, tuple
     resized = np.stack([resize(frame, rows, columns) for frame in frames])
     fill = -len(resized) % rules.temporal
     resized = np.concatenate([resized, np.repeat(resized[-1:], fill, 0)])
-    value = (resized / 255.0 - np.array(rules.mean)) / np.array(rules.std)
+    level = ((np.arange(256)[:, None] / 255.0 - np.array(rules.mean)) / np.array(rules.std)).astype(np.float32)
+    value = np.stack([level[resized[..., channel], channel] for channel in range(len(rules.mean))], -1)
     steps, p, m = len(resized) // rules.temporal, rules.patch, rules.merge
     grid = steps, rows // p, columns // p
     cut = value.reshape(steps, rules.temporal, grid[1] // m, m, p, grid[2] // m, m, p, len(rules.mean))
     ordered = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
-    return ordered.reshape(steps * grid[1] * grid[2], -1).astype(np.float32), grid
+    return ordered.reshape(steps * grid[1] * grid[2], -1), grid
 
 
 def chosen_frames(total: int, rate: float, wanted: float, rules: PatchRules, least: int = 4, most: int = 768) -> list[int]:
@@ -132,7 +145,9 @@ def chosen_frames(total: int, rate: float, wanted: float, rules: PatchRules, lea
         RequestError: the clip has less than one step.
     """
     if total < rules.temporal or rate <= 0 or wanted <= 0:
-        raise RequestError(f"video: {total} frames, {rate:g} a second; at least {rules.temporal} frames are needed")
+        raise RequestError(
+            f"video: {total} frames, {rate:g} a second; at least {rules.temporal} frames are needed: send it as a picture"
+        )
     highest = min(most, total) // rules.temporal * rules.temporal
     count = int(min(max(total / rate * wanted, least), highest)) // rules.temporal * rules.temporal
     # Rounded to float32 before they are cut, as torch.arange does: 7 · (90 / 14) is 44.999999999999993 in float64.

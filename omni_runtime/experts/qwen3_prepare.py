@@ -117,13 +117,11 @@ class Prepare:
             return [None, 0.0]
         return [placed.position_3N, shift]
 
-    def _check_length(self, tokens: int) -> None:
+    def _check_length(self, tokens: int, where: str = "messages: ") -> None:
         most = self.config.thinker.positions
         if tokens >= most:
             remedy = "send less, smaller pictures, or a lower 'look_fps'"
-            raise RequestError(
-                f"messages: a prompt of {tokens} tokens or more; the model reads {most}, answer included: {remedy}"
-            )
+            raise RequestError(f"{where}a prompt of {tokens} tokens or more; the model reads {most}, answer included: {remedy}")
 
     # -- Media
 
@@ -175,7 +173,7 @@ class Prepare:
     def _count(self, found: _Gathered, tokens: int) -> None:
         """Refused before the work of cutting is done."""
         found.tokens += tokens
-        self._check_length(found.tokens)
+        self._check_length(found.tokens, "")
 
 
 def _parts(ids: Sequence[int], heard: Sequence[int], stretches: Sequence[Inset]) -> list[Any]:

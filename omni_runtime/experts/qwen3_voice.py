@@ -17,8 +17,8 @@ import torch
 from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts import insets
 from omni_runtime.experts.base import Op
-from omni_runtime.experts.decoder import KVCache
 from omni_runtime.experts.edits import History
+from omni_runtime.experts.kv_cache import KVCache
 from omni_runtime.experts.qwen3_options import open_folder, read_options
 from omni_runtime.experts.qwen3_predictor import CodePredictor
 from omni_runtime.experts.qwen3_talker import Talker

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from omni_runtime.draw import Draw
-from omni_runtime.experts.decoder import Given, KVCache, Span
+from omni_runtime.experts.decoder import Given, Span
 from omni_runtime.experts.edits import History
+from omni_runtime.experts.kv_cache import KVCache
 
 
 @dataclass(frozen=True)

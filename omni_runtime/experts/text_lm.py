@@ -11,8 +11,9 @@ import torch
 
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts.base import Op
-from omni_runtime.experts.decoder import DecoderLM, Given, KVCache, Span
+from omni_runtime.experts.decoder import DecoderLM, Given, Span
 from omni_runtime.experts.edits import History, check_ids
+from omni_runtime.experts.kv_cache import KVCache
 from omni_runtime.experts.sampling import draw, logprob
 from omni_runtime.experts.slots import Slots
 from omni_runtime.weights import smollm2

@@ -36,7 +36,7 @@ def sooner(ready: float, due: float, legs: Iterable[Leg]) -> float:
         by = goal.by - lead
         if by >= due:
             continue
-        if leg.pending and goal.begun:
+        if leg.pending:  # also before the first sound: what feeds the second piece would only keep the first one waiting
             by += leg.waiting()
         late = ready + min(lead, 0.5 * patience) - goal.head * patience
         if by < late:

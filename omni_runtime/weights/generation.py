@@ -1,7 +1,12 @@
-"""generation_config.json: which tokens end an answer, and how its makers draw. Loads without torch."""
+"""generation_config.json: which tokens end an answer, and how its makers draw. Loads without torch.
+
+Models of several parts write a part's settings behind its name: `talker_temperature`. What stands there without a name is the
+thinker's, and gives way to `thinker_` (the arguments of `generate` in transformers' Qwen-Omni classes).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +70,7 @@ class Generation(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int) -> Generation:
+def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int, parts: Sequence[str] = ()) -> Generation:
     """What the file says; without one, the stop tokens of config.json and no defaults.
 
     Greedy decoding (`do_sample` false or missing) becomes temperature 0, and what shapes a draw is left out then.
@@ -74,6 +79,7 @@ def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int) -> G
         folder: where the file may be.
         stop_tokens: of config.json, used where this file names none.
         vocab: ids are below it.
+        parts: of the model, the thinker first; settings of the others are for `read_talker`.
 
     Raises:
         CheckpointError: it is damaged, a key is unknown, or a value is one that no request may have.
@@ -81,25 +87,62 @@ def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int) -> G
     path = folder / FILE
     if not path.exists():
         return Generation(stop_tokens, {}, ())
-    f = Fields(path, read_json(path))
+    values = read_json(path)
+    plain = {key: value for key, value in values.items() if key.partition("_")[0] not in parts}
+    f = Fields(path, plain | (_named(values, parts[0]) if parts else {}))
     f.only({"eos_token_id", "do_sample", *_SHARED, *_ELSEWHERE, *_NOTES})
     stop = f.ids("eos_token_id")
     if stop and max(stop) >= vocab:
         raise f.wrong("eos_token_id", f"{max(stop)} is not in the vocabulary of {vocab}")
     sample = f.flag("do_sample", False)
-    defaults: dict[str, Any] = {} if sample else {"temperature": 0.0}
+    # Drawn at temperature 1, where the file does not say another.
+    defaults = {"temperature": 1.0 if sample else 0.0} | _shared(f, sample)
+    return Generation(stop or stop_tokens, defaults, _unused(f))
+
+
+def read_talker(folder: Path, usual: Mapping[str, Any], eos: Sequence[int]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Parameters of a `talk` loop as the file says, or as usual: its keys begin with "talker_". And notes, as `Generation` has.
+
+    A talker draws where the file does not say that it does not. Of n codes that its makers let it draw, the last is never spoken:
+    `talker_max_new_tokens` = n are n - 1 frames. Codes other than `eos`, which end an answer by config.json, are noted.
+
+    Raises:
+        CheckpointError: as `read_generation`.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return dict(usual), ()
+    f = Fields(path, _named(read_json(path), "talker"), "talker_")
+    f.only({"eos_token_id", "do_sample", *_SHARED, *_ELSEWHERE, *_NOTES})
+    sample = f.flag("do_sample", True)
+    found = dict(usual) | _shared(f, sample) | ({} if sample else {"temperature": 0.0})
+    if "max_new_tokens" in f:
+        found["max_frames"] = f.count("max_new_tokens") - 1
+    notes = [note for note in _unused(f, "talker_") if "max_new_tokens" not in note]
+    if not set(f.ids("eos_token_id")) <= set(eos):
+        notes.append(f"{FILE}: talker_eos_token_id={f.values['eos_token_id']!r} is not used, config.json says {list(eos)}")
+    return found, tuple(notes)
+
+
+def _named(values: Mapping[str, Any], part: str) -> dict[str, Any]:
+    return {key.removeprefix(f"{part}_"): value for key, value in values.items() if key.startswith(f"{part}_")}
+
+
+def _shared(f: Fields, sample: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name in _SHARED:
         if name not in f or (not sample and name != "repetition_penalty"):
             continue
-        value = f.count(name, least=0) if name == "top_k" else f.number(name, above=-1.0)
+        value = f.count(name, least=0) if name == "top_k" else f.number(name, least=0.0)
         try:
             ArParams(**{name: value})
         except RequestError as error:
             raise f.wrong(name, f"no request may ask for that: {error}") from None
-        defaults[name] = value
-    if sample:  # at temperature 1, where the file does not say another
-        defaults = {"temperature": 1.0} | defaults
-    notes = [
-        f"{FILE}: {key}={f.values[key]!r} is not used" for key, off in _ELSEWHERE.items() if key in f and f.values[key] not in off
-    ]
-    return Generation(stop or stop_tokens, defaults, tuple(notes))
+        found[name] = value
+    return found
+
+
+def _unused(f: Fields, prefix: str = "") -> tuple[str, ...]:
+    """Notes of what changes an answer and is no default here."""
+    asked = [key for key, off in _ELSEWHERE.items() if key in f and f.values[key] not in off]
+    return tuple(f"{FILE}: {prefix}{key}={f.values[key]!r} is not used" for key in asked)

@@ -85,13 +85,14 @@ class Fields:
             raise self.wrong(key, f"{value} is out of range, {least} to {most} is possible")
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED, above: float = 0.0) -> Any:
-        """A finite number greater than `above`."""
+    def number(self, key: str, default: Any = _REQUIRED, above: float = 0.0, least: float | None = None) -> Any:
+        """A finite number greater than `above`; or, where `least` is given, of at least that."""
         value = self._take(key, (int, float), "a number", default)
         if value is default:
             return value
-        if not math.isfinite(value) or not value > above:
-            raise self.wrong(key, f"{value} is out of range, more than {above:g} is needed")
+        if not math.isfinite(value) or not (value > above if least is None else value >= least):
+            needed = f"more than {above:g} is needed" if least is None else f"{least:g} or more is needed"
+            raise self.wrong(key, f"{value} is out of range, {needed}")
         return float(value)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> Any:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from omni_runtime.errors import CheckpointError
-from omni_runtime.weights.decoder_config import DecoderConfig, layer_shapes
+from omni_runtime.weights.decoder_config import DecoderConfig, layer_shapes, parameter_shapes
 
 PACKED_FROM = 400_000  # elements: a smaller weight gains nothing (row 2 of the table in `experts/linear.py`)
 ROOM = 1024  # positions of KV that must fit beside the weights
@@ -14,7 +14,19 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"),
 
 
 def weight_bytes(config: DecoderConfig, layout: str = "auto") -> int:
-    """Bytes of the resident weights, float32, with the second copies that layout "auto" keeps of large matrices."""
+    """Bytes of the resident weights: of layout "auto" without a compiler, with the second copies of large matrices; by our own
+    kernels one copy in their type, without the padding of their panels."""
+    from omni_runtime.kernels.cpu_build import wanted  # brings torch
+
+    element = {"native": 4, "bfloat16": 2, "int8": 1, "auto": 4 if wanted() else 0}.get(layout, 0)
+    if element:
+        shapes = parameter_shapes(config)
+        flat = {name: math.prod(shape) for name, shape in shapes.items()}
+        whole = [
+            size for name, size in flat.items() if len(shapes[name]) == 1 or name.endswith(("gate.weight", "embed_tokens.weight"))
+        ]
+        head = flat["model.embed_tokens.weight"] if config.head and config.tied else 0
+        return 4 * sum(whole) + element * (sum(flat.values()) - sum(whole) + head)
     sparse = config.sparse.layers if config.sparse else frozenset()
     dense = next((i for i in range(config.layers) if i not in sparse), None)
     head = config.vocab * config.width
@@ -65,9 +77,9 @@ def check(folder: Path, config: DecoderConfig, layout: str = "auto", max_bytes: 
     weights, cache = needs(config, layout)
     if room is not None and weights + cache > room:
         positions = min(ROOM, config.positions)
-        what = f"float32 weights need {_gib(weights)}, KV of {positions} positions {_gib(cache)} ({config.kv_bytes} bytes each)"
+        what = f"weights need {_gib(weights)}, KV of {positions} positions {_gib(cache)} ({config.kv_bytes} bytes each)"
         source = "max_bytes allows" if max_bytes else "available are"
-        twice = " linear='plain' keeps one copy of each matrix;" if layout == "auto" else ""
+        twice = " linear='bfloat16' or 'int8' takes a half or a quarter of that;" if layout in ("auto", "native") else ""
         raise CheckpointError(f"{folder}: {what}, {source} {_gib(room)};{twice} free memory or use a smaller model")
 
 

@@ -40,7 +40,7 @@ def architecture(f: Fields, names: tuple[str, ...], kind: str) -> None:
     if len(named) != 1 or named[0] not in names:
         raise f.wrong("architectures", unknown("architecture", named[0] if len(named) == 1 else named, names))
     if (found := f.text("model_type", kind)) != kind:
-        raise f.wrong("model_type", f"{found!r} contradicts architecture {named[0]}")
+        raise f.wrong("model_type", f"{found!r} contradicts architecture {named[0]}; it is {kind!r} there")
 
 
 def part(f: Fields, key: str) -> Fields:

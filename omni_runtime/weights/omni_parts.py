@@ -12,6 +12,7 @@ from math import prod
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
 Shapes = dict[str, tuple[int, ...]]
+PARTS = ("thinker", "talker")  # whose settings a generation_config.json may name
 
 
 @dataclass(frozen=True)

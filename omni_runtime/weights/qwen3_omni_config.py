@@ -230,6 +230,9 @@ def _talker(f: Fields) -> TalkerConfig:
     named = {} if speakers is None else {
         name.lower(): speakers.count(name, least=0, most=decoder.vocab - 1) for name in speakers.values
     }  # fmt: skip
+    if not named:
+        remedy = "fetch config.json again, or set enable_audio_output to false to load it without a voice"
+        raise f.wrong("speaker_id", f"an object of at least one speaker and its token id is needed; {remedy}")
     return TalkerConfig(
         decoder=decoder,
         predictor=predictor,

@@ -7,9 +7,10 @@ from pathlib import Path
 from omni_runtime.weights import memory, qwen2_5_omni_config, qwen2_5_omni_parts, qwen3_omni_config, qwen3_omni_parts
 from omni_runtime.weights.folder_config import read_config
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
-from omni_runtime.weights.generation import read_generation
+from omni_runtime.weights.generation import read_generation, read_talker
 from omni_runtime.weights.json_file import Fields, read_json
 from omni_runtime.weights.omni_folder import TensorFolder
+from omni_runtime.weights.omni_parts import PARTS
 from omni_runtime.weights.preprocessor import read_patch_rules
 from omni_runtime.weights.qwen2_5_omni import Qwen25Folder
 from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config
@@ -66,7 +67,8 @@ def _omni(folder: Path) -> list[str]:
     if c.talker and c.vocoder:
         speakers = ", ".join(sorted(c.talker.speakers)) or "none"
         voice = f"speakers {speakers}; {c.vocoder.hop} samples a frame of {c.talker.groups} codes"
-    return _parts(qwen3_omni_config.ARCHITECTURE, found, c, qwen3_omni_parts.parameters(c), voice)
+    ends = (c.tokens.im_end,), [c.talker.eos] if c.talker else []
+    return _parts(qwen3_omni_config.ARCHITECTURE, found, c, qwen3_omni_parts.parameters(c), voice, *ends)
 
 
 def _omni25(folder: Path) -> list[str]:
@@ -76,11 +78,23 @@ def _omni25(folder: Path) -> list[str]:
     voice = None
     if c.flow and c.waves:
         voice = f"speakers {', '.join(sorted(found.speakers()))}; {c.flow.repeats * c.waves.hop} samples a code"
-    return _parts(qwen2_5_omni_config.ARCHITECTURES[0], found, c, qwen2_5_omni_parts.parameters(c), voice)
+    codes = [c.talker.pad, c.talker.eos] if c.talker else []
+    return _parts(qwen2_5_omni_config.ARCHITECTURES[0], found, c, qwen2_5_omni_parts.parameters(c), voice, (), codes)
 
 
-def _parts(name: str, found: TensorFolder, c: OmniConfig | Qwen25Config, counts: dict[str, int], voice: str | None) -> list[str]:
-    """Tensors, parts with the memory of each in both types that it may be kept in, pictures, and who speaks."""
+def _parts(
+    name: str,
+    found: TensorFolder,
+    c: OmniConfig | Qwen25Config,
+    counts: dict[str, int],
+    voice: str | None,
+    stop: tuple[int, ...],
+    codes: list[int],
+) -> list[str]:
+    """Tensors, parts with the memory of each in both types that it may be kept in, pictures, who speaks, and what is not used.
+
+    Answers end by config.json with `stop`, and sound with `codes`.
+    """
     rules = read_patch_rules(found.folder, c)
     tokenizer = folder_tokenizer(found.folder, c.thinker.vocab)
     lines = [f"{name}: {len(found)} tensors; {len(tokenizer.control)} special tokens"]
@@ -90,4 +104,6 @@ def _parts(name: str, found: TensorFolder, c: OmniConfig | Qwen25Config, counts:
     lines.append(f"a token of KV: thinker {c.thinker.kv_bytes:,}{talker}")
     lines.append(f"pictures of {rules.least:,} to {rules.most:,} pixels, a vector for {rules.factor} x {rules.factor}")
     lines.append(voice or "no voice: only text can be asked of it")
-    return lines
+    notes = read_generation(found.folder, stop, c.thinker.vocab, PARTS).notes
+    notes += read_talker(found.folder, {}, codes)[1] if c.talker else ()
+    return lines + [f"note: {note}" for note in notes]

@@ -16,9 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from omni_runtime.errors import RequestError, unknown
+from omni_runtime.messages import ROLES
 from omni_runtime.weights.chat_template import ChatTemplate
-
-ROLES = ("system", "user", "assistant", "tool")  # a free role could smuggle text into the part that belongs to the template
 
 
 class ChatTokenizer:

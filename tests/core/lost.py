@@ -41,7 +41,13 @@ LOST = [
         "            at -= 1\n        s.frames.rewind(at)\n",
         "rebuild_core.a_vocoder_begins_again_at_its_segment()",
     ),
-    Mutant("a painter goes on from nothing", "loops/diffusion_denoise.py", "s.step = s.origin = s.saved[0]", "pass"),
+    Mutant(
+        "a painter goes on from nothing",
+        "loops/diffusion_denoise.py",
+        "s.step = s.origin = s.saved[0]",
+        "pass",
+        "denoise.it_goes_on_from_what_was_saved(3)",
+    ),
     Mutant(
         "what was saved is not sent",
         "loops/diffusion_denoise.py",

@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "a throttled source is not offered again", "flow/walk.py", "                self.offer(source)", "                pass"
     ),
-    Mutant("results of an ended run count", "flow/flow.py", "if node.run.ended:", "if False:"),
+    Mutant("results of an ended run count", "flow/flow.py", "if node.run.ended:", "if False:", "search.search(40, 80, 40)"),
     Mutant("tensors of an ended run stay", "flow/walk.py", "self.release(ref for ref in refs if ref not in held)", "pass"),
     Mutant(
         "tensors of a channel stay",

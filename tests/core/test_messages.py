@@ -77,13 +77,78 @@ def test_spellings_of_a_picture(tmp_path: Path) -> None:
         {"type": "input_image", "image_url": url, "detail": "auto"},
     ]
     for part in spelt:
-        assert one(part) == {"type": "image", "file": data}, part
+        found = one(part)
+        assert found.pop("name", "a b.png") == "a b.png"
+        assert found == {"type": "image", "file": data}, part
+    assert one(spelt[0])["name"] == "a b.png"
+
+
+def test_open_files_are_read(tmp_path: Path) -> None:
+    held = io.BytesIO()
+    held.write(png())  # it stands at its end
+    path = tmp_path / "a.png"
+    path.write_bytes(png())
+    with path.open("rb") as file:
+        assert one({"type": "image", "image": held}) == one({"type": "image", "image": file}) == {"type": "image", "file": png()}
+    with pytest.raises(RequestError, match=r"\.image: StringIO gives str, not bytes; open it in binary mode"):
+        one({"type": "image", "image": io.StringIO("x")})
+    held.close()
+    with pytest.raises(RequestError, match=r"\.image: BytesIO cannot be read: .*closed.*; give its path or bytes"):
+        one({"type": "image", "image": held})
+
+
+def test_files_that_are_plainly_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes.png"
+    path.write_text("These are my notes, and no picture.")
+    with pytest.raises(RequestError, match=r"notes.png': the file is text \('These are my notes, and '\); give a PNG, JPEG"):
+        one({"type": "image", "image": path})
+    for kind, data, message in (
+        ("image", wav(), "the file is a WAV sound; send it as 'audio', or give a PNG"),
+        ("video", wav(), "the file is a WAV sound; send it as 'audio', or give an MP4"),
+        ("audio", png(), "the file is a PNG picture; send it as 'image' or 'video', or give a WAV"),
+        ("image", b"%PDF-1.7 ...", "the file is a PDF document; give a PNG"),
+        ("video", b"PK\3\4" + bytes(30), "the file is a ZIP archive; give an MP4"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            one({"type": kind, kind: data})
+    for data in (b"P3\n2 2\n255\n 0 0 0 255 255 255 0 0 0 1 1 1\n", b"BM" + bytes(60), b"\0\0\0\x1cftypavif", b"short"):
+        assert one({"type": "image", "image": data})["file"] == data
+
+
+def test_formats_that_contradict_their_data() -> None:
+    for told, data, message in (
+        ("mp3", wav(), r"input_audio\.format='mp3', but the data is a WAV sound; name its own format"),
+        ("wav", b"\xff\xfb\x90" + bytes(90), r"format='wav', but the data is of no known kind, it begins with ff fb 90"),
+        ("wave", wav(), r"format='wave': known are aac, flac, m4a, mp3"),
+        ("pcm16", bytes(90), "samples alone do not say their rate; send a WAV file"),
+    ):
+        text = base64.b64encode(data).decode()
+        with pytest.raises(RequestError, match=message):
+            one({"type": "input_audio", "input_audio": {"data": text, "format": told}})
+    text = base64.b64encode(b"\xff\xfb\x90" + bytes(90)).decode()
+    assert one({"type": "input_audio", "input_audio": {"data": text, "format": "mp3"}})  # without a tag they begin anyhow
+
+
+def test_roles_are_known() -> None:
+    with pytest.raises(RequestError, match=r"\[0\]\.role: unknown role 'bot', known: assistant, system, tool, user"):
+        normal([{"role": "bot", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.nan, "sample 7 is no finite number"), (32767, "up to 32767, where 1 is full")]
+)
+def test_floats_of_a_wav_file_are_looked_at(value: float, message: str) -> None:
+    samples = np.where(np.arange(900) == 7, value, 0).astype("<f4").tobytes()
+    form = struct.pack("<HHIIHH", 3, 1, 8000, 0, 0, 32)
+    data = b"RIFF\0\0\0\0WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(samples)) + samples
+    with pytest.raises(RequestError, match=message):
+        one({"type": "audio", "audio": data})
 
 
 def test_arrays_and_picture_objects() -> None:
     Image = pytest.importorskip("PIL.Image")
     grey = PICTURE[:, :, 0]
-    for given in (PICTURE, PICTURE.tolist() and Image.fromarray(PICTURE), np.dstack([PICTURE, grey])):
+    for given in (PICTURE, PICTURE.tolist() and Image.fromarray(PICTURE), np.dstack([PICTURE, grey * 0 + 255])):
         found = one({"type": "image", "image": given})
         assert np.array_equal(found["pixels"], PICTURE)
     assert np.array_equal(one({"type": "image", "image": grey})["pixels"], np.dstack([grey] * 3))
@@ -116,6 +181,17 @@ def test_spellings_of_a_sound() -> None:
         found = one(part)
         assert found["rate"] == 8000
         np.testing.assert_allclose(found["samples"], WAVE)
+
+
+@pytest.mark.parametrize("kind", ["i2", "i4", "u1", "f4", "f8"])
+def test_numbers_of_a_sound_that_are_taken(kind: str) -> None:
+    assert one({"type": "audio", "audio": np.ones(900, kind) * np.array(8 if kind[0] == "f" else 100, kind), **RATE})
+
+
+def test_what_is_transparent_lies_on_white() -> None:
+    four = np.zeros((1, 3, 4), np.uint8)
+    four[0, :, 3] = 0, 128, 255
+    assert one({"type": "image", "image": four})["pixels"][0, :, 0].tolist() == [255, 127, 0]
 
 
 def test_spellings_of_a_clip() -> None:
@@ -151,7 +227,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"type": "image"}, "one field 'image' is needed"),
     ({"type": "image", "image": png(), "url": "x"}, "one field 'image' is needed"),
     ({"type": "image", "image": None}, r"content\[0\]\.image: nothing is there"),
-    ({"type": "image", "image": b""}, r"\.image: it is empty, 0 bytes"),
+    ({"type": "image", "image": b""}, r"\.image: it is empty, 0 bytes; give a PNG"),
     ({"type": "image", "image": png(), "rate": 3}, "unknown field of a part of type 'image' 'rate'"),
     ({"type": "image", "image": "nowhere.png"}, "'nowhere.png' cannot be read: No such file"),
     ({"type": "image", "image": "."}, "is no file"),
@@ -161,6 +237,7 @@ WRONG: list[tuple[Any, str]] = [
         r"image_url: 'https://x/y.png': this runtime fetches nothing",
     ),
     ({"type": "image", "image": "data:image/png;base64,@@"}, "data URL: no base64"),
+    ({"type": "image", "image": "data:image/png,abc"}, "a data URL whose data is no base64; write data:image/png;base64,..."),
     ({"type": "image", "image": "data:nothing"}, "without a comma"),
     ({"type": "image_url", "image_url": {"uri": "x"}}, "a mapping has 'url', or 'data' and 'format'"),
     ({"type": "image", "image": png(0, 7)}, "a picture of 0 x 7 pixels"),
@@ -180,9 +257,14 @@ WRONG: list[tuple[Any, str]] = [
     ({"type": "audio", "audio": RAMP, **RATE}, r"transpose it to \[samples, channels\]"),
     ({"type": "audio", "audio": np.where(np.arange(4000) == 7, np.nan, WAVE), **RATE}, "sample 7 is no finite number"),
     ({"type": "audio", "audio": np.where(np.arange(4000) == 9, np.inf, WAVE)[:, None], **RATE}, "sample 9 is no finite number"),
+    ({"type": "audio", "audio": [3, -900] * 500, **RATE}, r"content\[0\]\.audio: a list of whole numbers: .*; give int16, or fl"),
+    ({"type": "audio", "audio": np.arange(900), **RATE}, "int64: their full range is not known; give int16, or floats within"),
+    ({"type": "audio", "audio": np.arange(900, dtype="u8"), **RATE}, "uint64: their full range is not known; give int16"),
+    ({"type": "audio", "audio": WAVE * 32767, **RATE}, "float32 up to 32767, where 1 is full; give int16, or floats"),
     ({"type": "audio", "audio": wav()[:-100]}, "a WAV file that is cut"),
     ({"type": "audio", "audio": wav()[:40]}, "ends before its data"),
     ({"type": "audio", "audio": wav([])}, "a WAV file without a sample"),
+    ({"type": "video", "video": CLIP[:1], "fps": 2}, "a clip of 1 frame; at least 2 frames are needed, send it as a picture"),
     ({"type": "video", "video": CLIP}, "fps=None: frames a second"),
     ({"type": "video", "video": CLIP, "fps": 0}, "fps=0"),
     ({"type": "video", "video": CLIP, "fps": float("nan")}, "fps=nan"),
@@ -226,8 +308,8 @@ def test_too_large(tmp_path: Path) -> None:
         one({"type": "video", "video": path})
 
 
-@pytest.mark.parametrize(("kind", "bits", "code"), [("u1", 8, 1), ("<i2", 16, 1), ("<i4", 32, 1), ("<f4", 32, 3), ("<f8", 64, 3)])
 @pytest.mark.parametrize("size", [None, 0, 0xFFFFFFFF])
+@pytest.mark.parametrize(("kind", "bits", "code"), [("u1", 8, 1), ("<i2", 16, 1), ("<i4", 32, 1), ("<f4", 32, 3), ("<f8", 64, 3)])
 def test_kinds_of_wav(kind: str, bits: int, code: int, size: int | None) -> None:
     samples = np.arange(12).astype(kind).reshape(6, 2)
     raw = samples.tobytes()

@@ -169,7 +169,7 @@ def test_sound_is_held_back_until_the_start_is_safe_and_then_comes_whole() -> No
 
 
 def test_the_gate_opens_when_what_is_made_covers_the_longest_wait() -> None:
-    sim = taught()
+    sim = taught(fixed=1e-5, unit=4e-5)
     handle = promised(sim, codes=60)
     (listener,) = sim.core.flow.runs[handle.run].listeners.values()
     supply = sim.core.scheduler.supply

@@ -150,6 +150,14 @@ def test_what_is_right_is_taken() -> None:
     assert Request().priority == "normal"
 
 
+@pytest.mark.parametrize("beside", [{"max_tokens": 5}, {"max_tokens": None}])
+def test_two_values_for_one_parameter(beside: dict[str, Any]) -> None:
+    for order in ({"think": {"max_tokens": 3}} | beside, beside | {"think": {"max_tokens": 3}}):
+        with pytest.raises(RequestError, match=r"max_tokens=(5|None) and think={'max_tokens': 3} are both given; leave one out"):
+            submit("text", **order)
+    assert submit("text", think={"max_tokens": 3}, temperature=0.5).params["think"].temperature == 0.5
+
+
 ANY = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=2), st.lists(st.integers())
 )

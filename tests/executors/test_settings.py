@@ -57,7 +57,7 @@ def test_closing_in_the_engines_thread_lets_what_is_alive_finish() -> None:
                 runtime.close(grace_s=5.0)
 
     runtime = Runtime(cards, executors=[SimulatedExecutor("sim#1", *cards, costs=costs, pace=1.0)], observers=[Closes()])
-    handle = runtime.submit(program, messages="Hello.", max_tokens=4)
+    handle = runtime.submit(program, messages="Hello.", max_tokens=4, seed=1)
     assert handle.result(10).text
     began = time.monotonic()
     runtime.close()

@@ -17,9 +17,11 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
+from omni_runtime.ask import Question  # noqa: E402
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError  # noqa: E402
 from omni_runtime.executors.codec import decode_report, encode  # noqa: E402
 from omni_runtime.experts import media_decode  # noqa: E402
+from omni_runtime.experts.patches import resize  # noqa: E402
 from omni_runtime.experts.qwen3_prepare import Prepare, build  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
 from omni_runtime.media_files import check_decoders, read_source  # noqa: E402
@@ -72,11 +74,33 @@ def test_pictures_of_files_are_those_of_arrays() -> None:
         assert found["tokens"] == expected["tokens"]
         assert np.array_equal(found["pictures"][0], expected["pictures"][0])
     assert prepared({"type": "image", "image": file(picture, "JPEG")})["tokens"] == expected["tokens"]
-    with_alpha = Image.fromarray(np.dstack([PICTURE, PICTURE[:, :, 0]]))
+    with_alpha = Image.fromarray(np.dstack([PICTURE, np.full((33, 47), 255, np.uint8)]))
     assert np.array_equal(prepared({"type": "image", "image": file(with_alpha, "PNG")})["pictures"][0], expected["pictures"][0])
     for mode in ("L", "1", "P", "CMYK", "I;16"):
         odd = picture.convert("I").convert(mode) if mode == "I;16" else picture.convert(mode)
         assert prepared({"type": "image", "image": file(odd, "TIFF")})["tokens"] == expected["tokens"]
+
+
+def test_grey_of_16_bits_is_scaled_and_transparency_is_white() -> None:
+    deep = Image.fromarray(np.full((40, 40), 25_700, np.uint16))
+    for kind in ("PNG", "TIFF"):
+        assert (media_decode.picture({"file": file(deep, kind)}) == 100).all(), kind
+    with pytest.raises(RequestError, match=r"whole numbers from 0 to 70000 as brightness; scale them to 0\.\.255"):
+        media_decode.picture({"file": file(Image.fromarray(np.array([[0, 70_000]], np.int32)), "TIFF")})
+    for mode in ("RGBA", "LA", "P"):
+        clear = Image.new("P", (40, 40)) if mode == "P" else Image.new(mode, (40, 40), (0,) * len(mode))
+        data = file(clear, "PNG", **({"transparency": 0} if mode == "P" else {}))
+        assert (media_decode.picture({"file": data}) == 255).all(), mode
+        assert (read_source(Image.open(io.BytesIO(data))) == 255).all(), mode
+
+
+def test_sums_of_a_resampling_fit_32_bits() -> None:
+    for sides in ((50, 70), (7, 9), (90, 200)):  # edges overshoot as far as weights can; grounds that are even stay so
+        for ground in (0, 255):
+            assert (resize(np.full((60, 61, 3), ground, np.uint8), *sides) == ground).all()
+        edge = np.zeros((60, 61, 3), np.uint8)
+        edge[20:, 20:] = 255
+        assert set(np.unique(resize(edge, *sides)[-1, [0, -1]])) == {0, 255}
 
 
 def test_animations_are_clips() -> None:
@@ -154,11 +178,16 @@ PNG = file(Image.fromarray(PICTURE), "PNG")
     ("part", "message"),
     [
         ({"type": "image", "image": PNG[:200]}, r"messages\[0\]\.content\[0\]: image: the file cannot be decoded"),
-        ({"type": "image", "image": b"no picture at all"}, "cannot identify image file"),
+        (
+            {"type": "image", "image": b"\1\2 no picture"},
+            r"^messages\[0\]\.content\[0\]: image: the file cannot be decoded: 13 bytes, of no known kind, it begins with "
+            r"01 02 20 6e 6f 20 70 69; it may be cut or broken: give a PNG",
+        ),
         ({"type": "image", "image": np.zeros((1, 300, 3), np.uint8)}, "one side may be at most 200 times the other"),
-        ({"type": "video", "video": CLIP[:1], "fps": 2}, "1 frames, 2 a second; at least 2 frames are needed"),
+        ({"type": "video", "video": CLIP[:1], "fps": 2}, "at least 2 frames are needed, send it as a picture"),
+        ({"type": "video", "video": PNG}, "1 frames, 10 a second; at least 2 frames are needed: send it as a picture"),
         ({"type": "video", "video": b"GIF89a nothing"}, "video: the file cannot be decoded"),
-        ({"type": "video", "video": np.zeros((400, 120, 120, 3), np.uint8), "fps": 2}, "a prompt of .* tokens or more"),
+        ({"type": "video", "video": np.zeros((400, 120, 120, 3), "u1"), "fps": 2}, r"content\[0\]: a prompt of .* tokens"),
         ({"type": "audio", "audio": np.zeros(16000 * 200, np.float32), "rate": 16000}, "a prompt of .* tokens or more"),
         ({"type": "text", "text": "word " * 2000}, "a prompt of .* tokens or more"),
     ],
@@ -166,6 +195,21 @@ PNG = file(Image.fromarray(PICTURE), "PNG")
 def test_what_cannot_be_used(part: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         prepared(part)
+
+
+def test_a_file_that_is_broken_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cat.png"
+    path.write_bytes(PNG[:200])
+    with pytest.raises(
+        RequestError, match=r"image: the file 'cat\.png' cannot be decoded: 200 bytes, a PNG picture .*: give a PNG"
+    ):
+        prepared({"type": "image", "image": path})
+
+
+def test_an_address_on_the_command_line_stays_what_it_is() -> None:
+    question = Question("what is it?", images=("http://x/y.png",))
+    with pytest.raises(RequestError, match=r"'http://x/y\.png': this runtime fetches nothing"):
+        normal([{"role": "user", "content": question.content}], MEDIA, read_source)
 
 
 def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +248,7 @@ class _Without:
 
 
 @lru_cache
-def movie(container: str = "mp4", video: str = "mpeg4", audio: str = "", fps: int = 8, rate: int = 44100) -> bytes:
+def movie(container: str = "mp4", video: str = "mpeg4", audio: str = "", fps: int = 8, rate: int = 44100, long: int = 2) -> bytes:
     """Two seconds of 64 x 48 pixels, frame i as bright as 12 i; with a tone of 500 Hz in two channels."""
     av = pytest.importorskip("av")
     out = io.BytesIO()
@@ -216,11 +260,11 @@ def movie(container: str = "mp4", video: str = "mpeg4", audio: str = "", fps: in
             track = box.add_stream(audio, rate=rate, layout="stereo")
         if video:
             for i in range(2 * fps):
-                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 12 * i, np.uint8), format="rgb24")
+                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 12 * i % 256, np.uint8), format="rgb24")
                 box.mux(stream.encode(frame))
             box.mux(stream.encode())
         if audio:
-            tone = (0.5 * np.sin(2 * np.pi * 500 * np.arange(2 * rate) / rate)).astype(np.float32)
+            tone = (0.5 * np.sin(2 * np.pi * 500 * np.arange(long * rate) / rate)).astype(np.float32)
             sound = av.AudioFrame.from_ndarray(np.stack([tone, tone]), format="fltp", layout="stereo")
             sound.sample_rate, sound.pts = rate, 0
             box.mux(track.encode(av.AudioResampler(track.format, "stereo", rate).resample(sound)[0]))
@@ -249,6 +293,16 @@ def test_the_sound_of_a_movie() -> None:
         prepared({"type": "audio", "audio": movie()})
 
 
+@pytest.mark.parametrize(("container", "share"), [("matroska", 0.5), ("avi", 0.75)])
+def test_a_part_of_a_clip_is_refused(container: str, share: float) -> None:
+    data = movie(container, fps=20)
+    assert prepared({"type": "video", "video": data})["pictures"]
+    # A sound that is longer than its pictures is none that is cut.
+    assert prepared({"type": "video", "video": movie(container, audio="pcm_s16le", long=9)})["pictures"]
+    with pytest.raises(RequestError, match=r"video: the file is cut: 2 s are promised, [01]\.\d+ s are there; send all of it"):
+        prepared({"type": "video", "video": data[: int(len(data) * share)]})
+
+
 @pytest.mark.parametrize(("container", "codec"), [("flac", "flac"), ("mp3", "libmp3lame")])
 def test_sound_files(container: str, codec: str) -> None:
     av = pytest.importorskip("av")
@@ -265,7 +319,7 @@ def test_sound_files(container: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["video", "audio"])
-@pytest.mark.parametrize("data", [b"nonsense" * 40, b"\0" * 100, None])
+@pytest.mark.parametrize("data", [b"\1nonsense" * 40, b"\0" * 100, None])
 def test_files_that_are_broken(kind: str, data: bytes | None) -> None:
     pytest.importorskip("av")
     broken = data if data is not None else movie(audio="aac")[:400]

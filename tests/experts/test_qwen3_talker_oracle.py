@@ -14,8 +14,9 @@ from tiny_qwen3 import folder, reference, talker, thinker, vocoder  # noqa: E402
 
 from omni_runtime.draw import Draw, Edits  # noqa: E402
 from omni_runtime.errors import RequestError  # noqa: E402
-from omni_runtime.experts.decoder import KVCache, Span  # noqa: E402
+from omni_runtime.experts.decoder import Span  # noqa: E402
 from omni_runtime.experts.edits import History  # noqa: E402
+from omni_runtime.experts.kv_cache import KVCache  # noqa: E402
 from omni_runtime.experts.qwen3_predictor import INNER, inner  # noqa: E402
 from omni_runtime.experts.qwen3_talker import user_turns  # noqa: E402
 from omni_runtime.experts.sampling import draw  # noqa: E402

@@ -21,6 +21,7 @@ from omni_runtime.draw import Draw, Edits  # noqa: E402
 from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.experts import edits as edits_module  # noqa: E402
 from omni_runtime.experts import sampling, text_lm  # noqa: E402
+from omni_runtime.experts.decoder import Ran  # noqa: E402
 from omni_runtime.experts.edits import History, edited  # noqa: E402
 from omni_runtime.experts.sampling import draw, heaviest, kept, logprob  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
@@ -121,11 +122,11 @@ class Stub:
         self.config = type("Config", (), {"vocab": len(logits)})
         self.cache = Stub.Cache
 
-    def forward(self, spans: Any) -> Any:
+    def run(self, spans: Any, taps: Any = ()) -> Ran:
         for span in spans:
             assert span.start <= span.cache.length
             span.cache.length = span.start + len(span.tokens)
-        return self.logits.expand(sum(span.draw for span in spans), -1), None
+        return Ran(self.logits.expand(sum(span.draw for span in spans), -1), torch.empty(0), {})
 
 
 def expert(logits: list[float]) -> text_lm.TextLM:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from omni_runtime.experts.decoder import DecoderLM, KVCache, Span
+from omni_runtime.experts.decoder import DecoderLM, Span
+from omni_runtime.experts.kv_cache import KVCache
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
 USUAL: dict[str, Any] = {"vocab": 97, "width": 48, "layers": 3, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn": 80}

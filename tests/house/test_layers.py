@@ -11,7 +11,7 @@ import pytest
 from checkout import modules
 
 VOCABULARY = {"errors", "card", "request", "draw", "work", "orders", "channel", "program", "loop", "messages"}
-VOCABULARY |= {"sound_file"}
+VOCABULARY |= {"sound_file", "file_kinds"}
 PURE = ["vocabulary", "loops", "scheduler", "flow", "core"]
 DEVICE = ["kernels", "weights", "experts", "executors"]
 WHOLE = [

@@ -1,10 +1,8 @@
-"""The Triton norm in the interpreter. Not collected by name: `test_norm.py` runs it in a process with TRITON_INTERPRET=1.
+"""The Triton norm in the interpreter. Not collected by name: `test_triton_forms.py` runs it in a process with TRITON_INTERPRET=1.
 
 The interpreter proves the arithmetic and the masks; it says nothing about races or speed.
 """
 
-import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,69 +10,33 @@ from typing import Any
 
 import pytest
 import torch
+from against import DTYPES, caught, draws, inside_nan, planted, poisoned, same
+from omni_runtime.kernels import norm, norm_triton
 
-assert os.environ["TRITON_INTERPRET"] == "1"
+from omni_runtime import kernels
 
-from omni_runtime.kernels import norm, norm_triton  # noqa: E402
-
-from omni_runtime import kernels  # noqa: E402
-
-# One unit in the last place of the result; bfloat16 twice that, as the interpreter truncates where a GPU rounds.
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 SHAPES = [(1, 1), (1, 576), (3, 577), (2, 3, 64), (0, 576), (4, 31), (2, 0)]
-SENTINEL = 4096
 
 
-class Poison:
-    """Stands in for `torch.empty`: memory full of NaN with a tail that nobody may touch."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tails: list[torch.Tensor] = []
-        self.empty = torch.empty
-        monkeypatch.setattr(torch, "empty", self)
-
-    def __call__(self, shape: Any, **options: Any) -> torch.Tensor:
-        count = int(torch.Size(shape).numel())
-        memory = self.empty(count + SENTINEL, **options).fill_(torch.nan)
-        self.tails.append(memory[count:])
-        return memory[:count].view(shape)
-
-    def untouched(self) -> bool:
-        return all(bool(tail.isnan().all()) for tail in self.tails)
-
-
-def inside_nan(x: torch.Tensor, stride: int) -> torch.Tensor:
-    """The same values as a strided view into memory that is NaN everywhere else."""
-    rows, features = x.reshape(-1, x.shape[-1]).shape if x.numel() else (0, x.shape[-1])
-    memory = torch.full((rows + 2, stride), torch.nan, dtype=x.dtype)
-    view = memory[1 : rows + 1, 3 : 3 + features]
-    view.copy_(x.reshape(rows, features))
-    return view
-
-
-def check(module: ModuleType, dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def check(module: ModuleType, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """All that a norm promises, against the definition; AssertionError where it fails."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    x, residual = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    weight = (1 + 0.5 * torch.randn(shape[-1], generator=generator)).to(dtype)
-    tight = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    with monkeypatch.context() as context:
-        poison = Poison(context)
+    draw = draws(sum(shape), dtype)
+    x, residual, weight = draw(*shape), draw(*shape), 1 + draw(shape[-1]) / 2
+    rows = inside_nan(x)
+    with poisoned():
         plain = module.rms_norm(x, weight, 0.1)
         normed, total = module.add_rms_norm(x, residual, weight, 0.1)
-        rows = inside_nan(x, shape[-1] + 7)
         strided = module.rms_norm(rows, weight, 0.1)
-        assert poison.untouched(), "memory behind an output was written"
-    torch.testing.assert_close(plain, norm.rms_norm(x, weight, 0.1), **tight)
-    torch.testing.assert_close(total, norm.add_rms_norm(x, residual, weight, 0.1)[1], **tight)
-    torch.testing.assert_close(normed, norm.rms_norm(total, weight, 0.1), **tight)  # of the sum as it was rounded
-    torch.testing.assert_close(strided, plain.reshape(rows.shape), rtol=0, atol=0)
+    same(plain, norm.rms_norm(x, weight, 0.1))
+    same(total, norm.add_rms_norm(x, residual, weight, 0.1)[1])
+    same(normed, norm.rms_norm(total, weight, 0.1))  # of the sum as it was rounded
+    torch.testing.assert_close(strided, plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_equals_the_definition(dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    check(norm_triton, dtype, shape, monkeypatch)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_the_definition(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    check(norm_triton, dtype, shape)
 
 
 def test_weights_may_be_float32_and_features_strided() -> None:
@@ -121,23 +83,6 @@ BUGS = {
 
 @pytest.mark.filterwarnings("ignore")  # numpy warns of NaN: the numbers have to give a bug away, not the warning
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suite that stays green over a broken kernel proves nothing."""
-    before, after = BUGS[bug]
-    source = Path(norm_triton.__file__).read_text()
-    assert before in source
-    path = tmp_path / "broken.py"
-    path.write_text(source.replace(before, after))
-    spec = importlib.util.spec_from_file_location("broken", path)
-    assert spec is not None
-    assert spec.loader is not None
-    broken = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(broken)
-
-    def whole_suite() -> None:
-        for dtype in TOLERANCE:
-            for shape in SHAPES:
-                check(broken, dtype, shape, monkeypatch)
-
-    with pytest.raises(AssertionError):
-        whole_suite()
+def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
+    broken = planted(norm_triton, *BUGS[bug], tmp_path)
+    caught(lambda: [check(broken, dtype, shape) for dtype in DTYPES for shape in SHAPES])

@@ -58,10 +58,11 @@ class Wrapped:
 
 
 class Preempting(Wrapped):
-    """Preempts a run after every unit that took one of its loops further than it ever was."""
+    """Preempts a run after every unit that took one of its loops further than it ever was, or after a share of them."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, share: float = 1.0, seed: int = 0) -> None:
         super().__init__(inner)
+        self.share, self.dice = share, random.Random(seed)
         self.rows: dict[int, list[tuple[int, str, int]]] = {}
         self.furthest: dict[tuple[int, str], int] = {}
         self.preempted = 0
@@ -77,6 +78,8 @@ class Preempting(Wrapped):
             for run, loop, end in self.rows.pop(report.batch):
                 if end > self.furthest.get((run, loop), 0):
                     self.furthest[run, loop] = end
+                    if self.dice.random() >= self.share:
+                        continue
                     self.preempted += 1
                     self.report(Preempt(run))  # type: ignore[arg-type]  # the inbox takes inputs of any kind
 

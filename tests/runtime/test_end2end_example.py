@@ -39,8 +39,44 @@ def test_mixed_streamed_with_statistics(tmp_path: Path) -> None:
 
 
 def test_text_only_leaves_the_voice_out(tmp_path: Path) -> None:
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "older.txt").write_text("of another run")
     shown = end2end("-q", "text", "--outputs", "text", "--stats", "--out", "o", "--question", "hi", cwd=tmp_path)
+    assert shown.splitlines()[-1] == "written to o: text.txt"
     assert "think" in shown and "speak" not in shown and not (tmp_path / "o" / "answer.wav").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "told"),
+    [
+        (("-q", "use_image", "--image", "nowhere.png"), 1, "nowhere.png"),
+        (("-q", "text", "--checkpoint", "nowhere"), 1, "nowhere: there is no such folder"),
+        (("-q", "text", "--speaker", "nobody"), 1, "unknown speaker 'nobody'"),
+        (("-q", "text", "--out", "taken"), 1, "taken"),
+        (("-q", "text", "--requests", "0"), 2, "--requests: a whole number from 1 on is needed, not '0'"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(
+    args: tuple[str, ...],
+    status: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import end2end as example
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("a file, not a folder")
+    monkeypatch.setattr(sys, "argv", ["end2end.py", *args])
+    if status == 2:  # usage, told by argparse
+        with pytest.raises(SystemExit, match="2"):
+            example.main()
+    else:
+        assert example.main() == status
+    shown = capsys.readouterr().err
+    assert told in shown and (status == 2 or len(shown.strip().splitlines()) == 1), shown
 
 
 def test_every_query_type_has_its_media(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from omni_oracle import ASKED, CARD, PROGRAM, TOKENS, answer, same, wish  # noqa
 from omni_runtime.cards.qwen3_omni import qwen3_omni  # noqa: E402
 from omni_runtime.programs.omni import omni  # noqa: E402
 
+from omni_runtime.card import OpLimits  # noqa: E402
 from omni_runtime.errors import RequestError  # noqa: E402
 from omni_runtime.executors.lineup import lineup  # noqa: E402
 from omni_runtime.runtime import Runtime  # noqa: E402
@@ -87,6 +88,28 @@ def test_an_answer_of_nothing_has_no_sound(runtime: Runtime) -> None:
     assert len(result.outputs["tokens"]) == 1
     assert len(result.audio) == 0 and not result.outputs["codes"]
     assert result.finish == {"text": "stop", "tokens": "stop", "logprobs": "stop", "audio": "done", "codes": "done"}
+
+
+@pytest.mark.parametrize("size", [1, 4, 25])
+@pytest.mark.parametrize("words", [1, 2, 3])
+def test_an_answer_of_a_word_has_its_sound(words: int, size: int) -> None:
+    """Case 16, whatever the largest chunk of the vocoder."""
+    vocoder = CARD.experts["vocoder"].model_copy(update={"ops": {"decode_audio": OpLimits(units=2, size=size)}})
+    card = CARD.model_copy(update={"experts": {**CARD.experts, "vocoder": vocoder}})
+    with Runtime([card], executor="loopback", threads=1) as runtime:
+        result = runtime.submit(omni(card), **wish(f"words{words}")).result(60)
+        same(result, f"words{words}")
+        assert len(result.outputs["tokens"]) == words + 1, "and the one that ends it"
+        assert len(result.audio) > 0
+        for frames in (1, 2, 3):
+            result = runtime.submit(omni(card), **wish(f"words{words}") | {"talk": {"max_frames": frames}}).result(60)
+            assert len(result.audio) == frames * CARD.loops["speak"].hop - CARD.loops["speak"].lag
+
+
+def test_a_long_answer(runtime: Runtime) -> None:
+    result = runtime.submit(PROGRAM, **wish("long")).result(120)
+    same(result, "long")
+    assert len(result.outputs["codes"]) == 601 and result.finish["codes"] == "stop"
 
 
 def test_a_talker_that_does_not_stop_is_bounded_and_says_so(runtime: Runtime) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from omni_runtime.cards.causal_lm import causal_lm  # noqa: E402
+from omni_runtime.kernels import cpu  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from omni_runtime.card import OpLimits  # noqa: E402
@@ -237,7 +238,7 @@ def test_a_model_that_no_machine_holds(tmp_path: Path) -> None:
         report(folder)
 
 
-@pytest.mark.parametrize("layout", ["auto", "plain", "packed"])
+@pytest.mark.parametrize("layout", ["auto", "plain", "packed", "native", "int8"])
 @pytest.mark.parametrize("kind", [*KINDS, "tied"])
 def test_the_sum_is_what_a_decoder_keeps(tmp_path: Path, kind: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"hidden_size": 768, "intermediate_size": 1024, "num_attention_heads": 6, "num_hidden_layers": 2}
@@ -253,8 +254,21 @@ def test_the_sum_is_what_a_decoder_keeps(tmp_path: Path, kind: str, layout: str,
         kept += weight_NK.numel() * (copies - tied_as_stored) + (0 if bias_N is None else bias_N.numel())
         return linear(weight_NK, bias_N, layout)
 
+    def packed(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, kind: str = "float32", gated: bool = False) -> object:
+        nonlocal kept
+        matrices.append((weight_NK.numel(), kind))
+        kept += 0 if bias_N is None else bias_N.numel()
+        return pack(weight_NK, bias_N, kind, gated)
+
+    matrices: list[tuple[int, str]] = []
+    pack = cpu.pack
     monkeypatch.setattr("omni_runtime.experts.decoder.linear", counted)
+    monkeypatch.setattr(cpu, "pack", packed)
+    if layout in ("auto", "native", "int8"):
+        monkeypatch.setattr("omni_runtime.experts.decoder.linear", linear)
     DecoderLM(weights.config, weights, layout=layout)
+    if matrices:
+        kept += sum(size * {"float32": 4, "int8": 1}[kind] for size, kind in matrices) / 4
     norms = sum(math.prod(s) for name, s in parameter_shapes(weights.config).items() if "norm" in name or "embed" in name)
     assert memory.weight_bytes(weights.config, layout) == 4 * (kept + norms)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omni_runtime.errors import CheckpointError
 from omni_runtime.weights.decoder_config import DecoderConfig, RopeScaling, parameter_shapes
 from omni_runtime.weights.folder_config import FolderConfig, read_config
-from omni_runtime.weights.generation import Generation, read_generation
+from omni_runtime.weights.generation import Generation, read_generation, read_talker
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -229,10 +229,36 @@ def test_how_its_makers_draw(tmp_path: Path) -> None:
     )
 
 
+def test_how_the_makers_of_several_parts_draw(tmp_path: Path) -> None:
+    usual = {"temperature": 0.9, "top_k": 50, "max_frames": 99}
+    assert read_talker(tmp_path, usual, [7]) == (usual, ())
+    path = tmp_path / "generation_config.json"
+    said = {"do_sample": True, "temperature": 0.7, "top_p": 0.5, "thinker_top_p": 0.8, "eos_token_id": 5}
+    path.write_text(json.dumps(said | {"talker_temperature": 0.4, "talker_top_k": 7, "talker_max_new_tokens": 64}))
+    parts = ("thinker", "talker")
+    assert read_generation(tmp_path, (3,), 100, parts) == ((5,), {"temperature": 0.7, "top_p": 0.8}, ())
+    assert read_talker(tmp_path, usual, [7]) == ({"temperature": 0.4, "top_k": 7, "max_frames": 63}, ())
+    with pytest.raises(CheckpointError, match="thinker_top_p: unknown key"):
+        read_generation(tmp_path, (3,), 100)
+    path.write_text(json.dumps({"talker_do_sample": False, "talker_eos_token_id": [7, 9], "talker_num_beams": 2}))
+    assert read_talker(tmp_path, usual, [7]) == (
+        usual | {"temperature": 0.0},
+        (
+            "generation_config.json: talker_num_beams=2 is not used",
+            "generation_config.json: talker_eos_token_id=[7, 9] is not used, config.json says [7]",
+        ),
+    )
+    for key, value, clause in [("talker_top_p", 1.5, "talker_top_p: no request"), ("talker_topk", 1, "talker_topk: unknown key")]:
+        path.write_text(json.dumps({key: value}))
+        with pytest.raises(CheckpointError, match=clause):
+            read_talker(tmp_path, usual, [7])
+
+
 @pytest.mark.parametrize(
     ("values", "clause"),
     [
         ({"temperatur": 0.6}, "temperatur: unknown key, whatever it says would not be done; did you mean 'temperature'?"),
+        ({"do_sample": True, "temperature": -3}, "temperature: -3 is out of range, 0 or more is needed"),
         ({"do_sample": True, "temperature": "0.6"}, "temperature: a number is needed, not '0.6'"),
         ({"do_sample": True, "top_p": 1.5}, "top_p: no request may ask for that"),
         ({"do_sample": True, "top_p": 0.0}, "top_p: no request may ask for that"),

@@ -220,6 +220,10 @@ def test_the_tokenizer_knows_the_ids_of_the_configuration(tmp_path: Path) -> Non
         ({"talker_config": {"thinker_hidden_size": 32}}, r"thinker_hidden_size: 32 is not the thinker's, 64"),
         ({"talker_config": {"num_code_groups": 5}}, r"code_predictor_config.num_code_groups: 4, the talker says 5"),
         ({"talker_config": {"speaker_id": {"ethan": 4000}}}, r"speaker_id.ethan: 4000 is out of range, 0 to 1087"),
+        (
+            {"talker_config": {"speaker_id": None}},
+            r"config.json: talker_config.speaker_id: .* needed; fetch config.json again",
+        ),
         ({"talker_config": {"code_predictor_config": {"hidden_size": 32}}}, r"32 is not the talker's 48"),
         ({"code2wav_config": {"num_quantizers": 5}}, r"code2wav_config: takes 5 groups of 64 codes, the talker gives 4 of 64"),
         ({"code2wav_config": {"decoder_dim": 30}}, r"decoder_dim: 30 cannot be halved at each of the rates \[4, 3\]"),
@@ -230,6 +234,13 @@ def test_the_tokenizer_knows_the_ids_of_the_configuration(tmp_path: Path) -> Non
 def test_refused_by_name(changes: Values, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parsed(toy_omni_config(changes))
+
+
+def test_nobody_to_speak_is_refused_by_name() -> None:
+    values = toy_omni_config()
+    values["talker_config"]["speaker_id"] = {}
+    with pytest.raises(CheckpointError, match=r"config.json: talker_config.speaker_id: .*enable_audio_output"):
+        parsed(values)
 
 
 Tensors = dict[str, torch.Tensor]
