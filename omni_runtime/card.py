@@ -123,8 +123,8 @@ class ArDecode(LoopSpec):
 
     A model that takes media declares more slots, all `full`: "positions" (one item: an array [3, n] and a shift), "insets" (which
     positions are which rows: `loops/media.py`) and one for each kind of tensors that insets name; and perhaps more ports: "inner"
-    (states at insets, a tensor for each part of one) and "spoken" (tokens of the answer that are fed to the model, or will be:
-    the one that ends it never is).
+    (states at insets, a tensor for each part of one) or "states" (of all positions that were fed, a tensor a step), and "spoken"
+    (tokens of the answer that are fed to the model, or will be: the one that ends it never is).
     """
 
     kind: Literal["ar_decode"] = "ar_decode"
@@ -153,6 +153,9 @@ class Talk(LoopSpec):
     """A talker: frames of codes for what a thinker says, one frame a step, each with a token of the text.
 
     It begins with the turns of the user and an opening that ends with the first token; a talker that is ahead of the text waits.
+    What it is fed of them is ids, and states where media stood (slots "turns", "insets", "inner", "text"); or, with slot
+    "states" in place of these, a state for every position of the thinker: then it begins with the prompt, and the opening is
+    one mark and the state of the first token.
     """
 
     kind: Literal["talk"] = "talk"
@@ -164,7 +167,7 @@ class Talk(LoopSpec):
         "inner": Slot(type="inner", mode="stream", optional=True),
         "text": Slot(type="token", mode="stream"),
     }
-    ports: Mapping[str, Port] = {"codes": Port(type="frame")}
+    ports: Mapping[str, Port] = {"codes": Port(type="frame"), "speaker": Port(type="speaker")}  # who was asked for: one item
     context: int = Field(ge=1)  # turns, opening and frames together
     head: int = Field(default=3, ge=0)  # tokens of the prompt's end that the opening begins with: where the answer begins
     opening: tuple[int, ...] = ()  # ids that follow them; the first token of the text comes after these
@@ -172,9 +175,47 @@ class Talk(LoopSpec):
     text_pad: int = Field(ge=0)  # and that from then on
     speakers: tuple[str, ...] = Field(default=("",), min_length=1)  # the first is who speaks where a request does not say
 
+    @model_validator(mode="after")
+    def _fed(self) -> Talk:
+        mine = {"states", "positions"} if "states" in self.reads else {"turns", "insets", "inner", "text"}
+        needed = {"prompt", "states"} if "states" in self.reads else {"prompt", "turns", "text"}
+        if odd := sorted(set(self.reads) - mine - {"prompt"} | needed - set(self.reads)):
+            both = "either 'turns' and 'text' (with 'insets' and 'inner'), or 'states' (with 'positions')"
+            raise ValueError(f"reads: {odd}: a talker reads 'prompt' and {both}, not {list(self.reads)}")
+        return self
+
     @property
     def grows(self) -> bool:
         return True
+
+    @property
+    def draws(self) -> bool:
+        return True
+
+
+class FlowDecode(LoopSpec):
+    """Codes to feature frames (a mel spectrogram) by flow matching: an ODE from noise, chunk by chunk; a unit is one velocity.
+
+    Frames lie in blocks that see each other; a chunk is computed with `ahead` blocks after it, of which nothing is kept
+    (`loops/flow_chunks.py`).
+    """
+
+    kind: Literal["flow_decode"] = "flow_decode"
+    op: str = "velocity"
+    reads: Mapping[str, Slot] = {"codes": Slot(type="frame", mode="stream"), "speaker": Slot(type="speaker", mode="stream")}
+    ports: Mapping[str, Port] = {"mel": Port(type="mel")}
+    repeats: int = Field(default=1, ge=1)  # frames a code
+    block: int = Field(ge=1)  # frames; a multiple of `repeats`
+    ahead: int = Field(default=1, ge=0)  # blocks
+    chunks: tuple[int, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)  # blocks; the last one goes on for ever
+
+    @model_validator(mode="after")
+    def _whole_codes(self) -> FlowDecode:
+        if self.block % self.repeats:
+            raise ValueError(f"block: {self.block} frames are no whole number of codes of {self.repeats} frames each")
+        if min(self.chunks) < 1:
+            raise ValueError(f"chunks: each has at least one block, not {list(self.chunks)}")
+        return self
 
     @property
     def draws(self) -> bool:
@@ -194,6 +235,7 @@ class AudioDecode(LoopSpec):
     sample_rate: int = Field(ge=1)  # Hz
     hop: int = Field(ge=1)  # samples a frame
     ahead: int = Field(default=0, ge=0)  # frames of look-ahead
+    behind: int | None = Field(default=None, ge=0)  # frames before it that a step is given again; None: the expert keeps state
     mark: int | None = None  # column of a frame that is not 0 where a segment ends: no look-ahead is needed past it
     lag: int = Field(default=0, ge=0)  # samples that are whole only when the next frame is there
     reach: int | None = Field(default=None, ge=0)  # frames before a frame that its samples depend on; None: all of its segment
@@ -202,6 +244,8 @@ class AudioDecode(LoopSpec):
     def _one_frame_late(self) -> AudioDecode:
         if self.lag > self.hop:
             raise ValueError(f"lag: {self.lag} samples are more than the {self.hop} of a frame")
+        if self.behind is not None and (self.lag or self.reach is not None or self.state_blocks or self.mark is not None):
+            raise ValueError("behind: who is given frames again keeps no state; leave lag, reach, mark and state_blocks out")
         return self
 
 
@@ -318,18 +362,19 @@ class OneShot(LoopSpec):
 
 SLOTS = {  # what the loops of a kind can read
     "ar_decode": {"prompt", "conditioning", "positions", "insets", "sound", "picture", "features"},
-    "talk": {"prompt", "turns", "insets", "inner", "text"},
     "audio_decode": {"frames"},
+    "flow_decode": {"codes", "speaker"},
 }
-NEEDED = {"ar_decode": ("prompt",), "talk": ("prompt", "turns", "text"), "audio_decode": ("frames",)}
+NEEDED = {"ar_decode": ("prompt",), "audio_decode": ("frames",), "flow_decode": ("codes", "speaker")}
 PORTS = {
-    "ar_decode": {"text", "tokens", "logprobs", "hidden", "inner", "spoken"},
-    "talk": {"codes"},
+    "ar_decode": {"text", "tokens", "logprobs", "hidden", "inner", "states", "spoken"},
+    "talk": {"codes", "speaker"},
     "audio_decode": {"samples"},
+    "flow_decode": {"mel"},
     "diffusion_denoise": {"latent", "progress", "preview"},
 }
 
-AnyLoop = Annotated[ArDecode | Talk | AudioDecode | DiffusionDenoise | Each | OneShot, Field(discriminator="kind")]
+AnyLoop = Annotated[ArDecode | Talk | FlowDecode | AudioDecode | DiffusionDenoise | Each | OneShot, Field(discriminator="kind")]
 
 
 class ModelCard(Value):

@@ -134,6 +134,14 @@ class TalkParams(Params):
         return self.model_copy(update={"speaker": named[self.speaker.lower()] if self.speaker else spec.speakers[0]})
 
 
+class FlowParams(Params):
+    """How frames are made of codes: points of the ODE, and how much of the difference that codes and speaker make is added."""
+
+    num_steps: int = Field(default=10, ge=2, le=1000)  # points: an interval fewer, of four velocities each
+    guidance_scale: float = Field(default=0.5, ge=0.0, le=100.0, allow_inf_nan=False)  # 0: one branch, at half the cost
+    sway_coefficient: float = Field(default=-1.0, ge=-1.0, le=1.75, allow_inf_nan=False)  # beyond these, times would go back
+
+
 class AudioParams(Params):
     """Decoding of sound has no parameters."""
 
@@ -171,6 +179,7 @@ class DenoiseParams(Params):
 PARAMS: dict[str, type[Params]] = {
     "ar_decode": ArParams,
     "talk": TalkParams,
+    "flow_decode": FlowParams,
     "audio_decode": AudioParams,
     "diffusion_denoise": DenoiseParams,
 }

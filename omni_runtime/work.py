@@ -123,7 +123,8 @@ class ArStep(Struct, frozen=True, array_like=True, tag="ar"):
     conditioning: tuple[TensorRef, ...] | None = None  # one row per position, added by the expert as its model says
     hidden: bool = False  # somebody reads port "hidden": keep one row per position
     insets: tuple[Inset, ...] = ()  # those that overlap this step
-    inner: bool = False  # somebody reads port "inner": for each of them keep the states of its positions in this step, [n, D]
+    inner: bool = False  # somebody reads port "inner" (states of the positions of each inset in this step, [n, D] each) or
+    # "states" (of all positions of this step, one [n, D])
     positions: Any = None  # float32 [3, n] of this step; None: start + i + shift
     shift: float = 0.0  # what media added to all positions after them
 
@@ -132,12 +133,13 @@ class TalkStep(Struct, frozen=True, array_like=True, tag="talk"):
     """Positions start .. start+size of a talker, and perhaps a frame after the last of them.
 
     First come the turns of the user, then an opening, then the frames so far, each with the token that is spoken with it. A step
-    brings what it covers of each.
+    brings what it covers of each. A talker that is fed states has no turns: `inner` are states for the prompt, for the opening's
+    last position, and for each frame until the text has ended; where they stand, an id is -1.
     """
 
     start: int
     size: int
-    before: int  # positions of all turns of the user: there the opening begins
+    before: int  # positions of all turns of the user, or of the prompt: there the opening begins
     turns: tuple[int, ...]  # ids of the thinker
     inner: tuple[Inset, ...]  # of them, those in whose place the thinker's inner states stand
     opening: tuple[int, ...]  # ids of the thinker
@@ -154,15 +156,37 @@ class TalkStep(Struct, frozen=True, array_like=True, tag="talk"):
 class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
     """Frames start .. start+size of a code or feature stream; `frames` also holds what lies ahead of them.
 
-    `frames` has `size + ahead` rows, or fewer when `last` is true: then the stream ends with the last row given.
+    `frames` has `back + size + ahead` rows, or fewer when `last` is true: then the stream ends with the last row given.
     """
 
     start: int
     size: int
-    frames: tuple[Any, ...]
+    frames: Any  # a sequence of rows
     last: bool
     draw: Draw = Draw(0, 0)  # key of whatever noise the decoder adds, by absolute position
     fresh: bool = False  # nothing before `start` counts: the stream begins there, or a segment that can be decoded alone
+    back: int = 0  # rows of `frames` that lie before `start`, for what keeps no state
+
+
+class FlowStep(Struct, frozen=True, array_like=True, tag="flow"):
+    """Call `call` of `calls` of chunk `chunk`: one velocity of the ODE that makes feature frames start .. high of noise.
+
+    Where on the ODE it is wanted is worked out by the loop, so that calls of different plans share a batch. When the last call is
+    done, frames start .. stop are given; those after are look-ahead.
+    """
+
+    chunk: int
+    call: int
+    calls: int
+    time: float  # 0 is noise, 1 is sound
+    width: float  # of the ODE's step to which the call belongs
+    start: int
+    stop: int
+    high: int
+    codes: tuple[int, ...]  # of frames start .. high
+    guidance_scale: float  # 0: one branch
+    draw: Draw  # key of the noise, by number of the frame
+    speaker: str
 
 
 class DenoiseStep(Struct, frozen=True, array_like=True, tag="denoise"):
@@ -194,7 +218,7 @@ class CallStep(Struct, frozen=True, array_like=True, tag="call"):
     params: dict[str, Any]
 
 
-Payload = ArStep | TalkStep | AudioStep | DenoiseStep | CallStep
+Payload = ArStep | TalkStep | AudioStep | FlowStep | DenoiseStep | CallStep
 
 
 def refs_of(payload: Payload) -> tuple[TensorRef, ...]:

@@ -28,6 +28,7 @@ from omni_runtime.work import (
     DenoiseStep,
     Drop,
     ExecutorUp,
+    FlowStep,
     Inset,
     Message,
     Release,
@@ -229,6 +230,8 @@ class SimulatedExecutor:
             return self._talk(spec, payload, memory)
         if isinstance(payload, AudioStep):
             return self._decode_audio(spec, payload, memory)
+        if isinstance(payload, FlowStep):
+            return self._velocity(payload, memory)
         if isinstance(payload, DenoiseStep):
             return self._denoise(row, payload, memory)
         return self._call(spec, row, payload)
@@ -254,7 +257,10 @@ class SimulatedExecutor:
                 hidden.append(self._keep(row, "hidden", at, last))
         memory.length = p.start + len(p.tokens)
         tensors = {"hidden": tuple(hidden)} if p.hidden else {}
-        if p.inner:
+        if p.inner and "states" in spec.ports:
+            states = np.array([mix(memory[at], "state") for at in range(p.start, memory.length)], np.int64)
+            tensors["states"] = (self.slots.keep(row, "states", p.start, states),)
+        elif p.inner:
             tensors["inner"] = tuple(self._inner(row, p, inset, memory) for inset in p.insets)
         if p.index < 0:
             return StepResult(tensors=tensors)
@@ -279,12 +285,18 @@ class SimulatedExecutor:
 
     def _talk(self, spec: Any, p: TalkStep, memory: Memory) -> StepResult:
         assert p.start <= memory.length, f"a gap: starts at {p.start}, {memory.length} positions are cached"
-        assert len(p.frames) == len(p.text) and len(p.turns) + len(p.opening) + len(p.frames) == p.size
         last = memory[p.start - 1] if p.start else 11
         rows = self._rows(p.inner)
-        given: list[tuple[Any, ...]] = [(rows.get(at, token),) for at, token in enumerate(p.turns, p.start)]
-        given += [(token, p.speaker) for token in p.opening]
-        given += [(*frame, token) for frame, token in zip(p.frames, p.text, strict=True)]
+        turns = [0] * max(0, min(p.start + p.size, p.before) - p.start) if "states" in spec.reads else p.turns
+        assert len(p.frames) == len(p.text) and len(turns) + len(p.opening) + len(p.frames) == p.size
+        ids = [*turns, *p.opening, *p.text]
+        if "states" in spec.reads:
+            needed = {at for at, token in enumerate(ids, p.start) if at < p.before or (token < 0 and at > p.before)}
+            assert needed == rows.keys() & set(range(p.start, p.start + p.size)), f"states of {sorted(rows)}, not of {needed}"
+        said = [rows.get(at, token) for at, token in enumerate(ids, p.start)]
+        bare, opened = len(turns), len(turns) + len(p.opening)
+        given: list[tuple[Any, ...]] = [(one,) for one in said[:bare]] + [(one, p.speaker) for one in said[bare:opened]]
+        given += [(*frame, one) for frame, one in zip(p.frames, said[opened:], strict=True)]
         for at, values in enumerate(given, p.start):
             last = memory[at] = mix(last, *values, *_place(p, at))
         memory.length = p.start + p.size
@@ -295,7 +307,32 @@ class SimulatedExecutor:
             return StepResult(items={"codes": []})
         return StepResult(items={"codes": [(drawn % 1000, *[drawn // 1000 % 4 // 3] * self.marks)]})
 
+    def _velocity(self, p: FlowStep, memory: Memory) -> StepResult:
+        """A chunk depends on its window, and call by call on what the chunk before left."""
+        chunk, call, x, past, kept = memory.state if p.chunk or p.call else (0, 0, 0, (), ())
+        assert (chunk, call) == (p.chunk, p.call), f"call {p.call} of chunk {p.chunk} after {call} of {chunk}"
+        if not p.call:
+            x = mix(p.draw.seed, p.draw.node, p.start, p.high)
+        x = mix(x, p.time, p.width, *p.codes, p.guidance_scale, p.speaker, past[p.call] if p.chunk else 3)
+        kept = (*kept, mix(x, "kept"))
+        if len(kept) < p.calls:
+            memory.after = (chunk, call + 1, x, past, kept)
+            return StepResult()
+        memory.after = (chunk + 1, 0, 0, kept, ())
+        return StepResult(items={"mel": np.array([[mix(x, at)] for at in range(p.start, p.stop)], np.int64)})
+
+    def _decode_window(self, spec: Any, p: AudioStep) -> StepResult:
+        """Samples depend on `behind` frames before theirs and `ahead` after, and on nothing that is kept."""
+        assert p.back == min(p.start, spec.behind) and len(p.frames) >= p.back + p.size, f"{p.back} frames before {p.start}"
+        assert p.last or len(p.frames) == p.back + p.size + spec.ahead, "a frame without its look-ahead"
+        seen = [int(frame[0]) for frame in p.frames]
+        near = [tuple(seen[max(0, at - spec.behind) : at + spec.ahead + 1]) for at in range(p.back, p.back + p.size)]
+        samples = [mix(*window, i) % 2001 / 1000 - 1 for window in near for i in range(spec.hop)]
+        return StepResult(items={"samples": np.array(samples, np.float32)})
+
     def _decode_audio(self, spec: Any, p: AudioStep, memory: Memory) -> StepResult:
+        if spec.behind is not None:
+            return self._decode_window(spec, p)
         if spec.reach is not None:
             return self._decode_waves(spec, p, memory)
         state = (p.start, 5) if p.fresh else memory.state

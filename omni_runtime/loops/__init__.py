@@ -9,6 +9,7 @@ from omni_runtime.loops.ar_decode import ArDecodeLoop
 from omni_runtime.loops.audio_decode import AudioDecodeLoop
 from omni_runtime.loops.diffusion_denoise import DenoiseLoop
 from omni_runtime.loops.each import EachLoop
+from omni_runtime.loops.flow_decode import FlowDecodeLoop
 from omni_runtime.loops.one_shot import OneShotLoop
 from omni_runtime.loops.talk import TalkLoop
 
@@ -17,6 +18,7 @@ LOOPS: dict[str, Loop[Any]] = {
     "audio_decode": AudioDecodeLoop(),
     "diffusion_denoise": DenoiseLoop(),
     "each": EachLoop(),
+    "flow_decode": FlowDecodeLoop(),
     "one_shot": OneShotLoop(),
     "talk": TalkLoop(),
 }

@@ -60,11 +60,12 @@ class ArState:
         self.draw = _draw(ctx, self.stop_tokens)
         self.hidden = "hidden" in ctx.wants
         self.media = media.read(ctx.readers, self.prompt) if len(ctx.readers) > 1 else None
-        self.inner = "inner" in ctx.wants and self.media is not None
-        self.parts = 0  # tensors pushed to port "inner"
+        inner = "inner" in ctx.wants and self.media is not None
+        self.inner = "states" if "states" in ctx.wants else "inner" if inner else ""  # port that states are pushed to
+        self.parts = 0  # tensors pushed to it
         self.spoken = "spoken" in ctx.wants
         # Positions that were copied give no hidden rows, and with conditioning or media the KV is not a function of the tokens.
-        plain = self.conditioning is None and not self.hidden and self.media is None
+        plain = self.conditioning is None and not self.hidden and self.media is None and not self.inner
         self.chain = chain(tokens, ctx.block) if plain else ()
         self.reused = 0  # positions that were copied from another loop's KV
         self.told = 0  # positions that were cached when the KV was lost: all that they give is known
@@ -133,7 +134,8 @@ class ArDecodeLoop:
         hidden = s.hidden and start >= s.told
         index = end - s.prompt if draws else -1
         if s.media is None:
-            return ArStep(start, tuple(s.tokens[start:end]), index, s.draw, conditioning, hidden)
+            inner = s.inner != "" and start >= s.told
+            return ArStep(start, tuple(s.tokens[start:end]), index, s.draw, conditioning, hidden, (), inner)
         return ArStep(
             start,
             tuple(s.tokens[start:end]),
@@ -142,7 +144,7 @@ class ArDecodeLoop:
             conditioning,
             hidden,
             s.media.overlapping(start, end),
-            s.inner and start >= s.told,
+            bool(s.inner) and start >= s.told,
             s.media.at(start, end),
             s.media.shift,
         )
@@ -155,8 +157,8 @@ class ArDecodeLoop:
             s.conditioning.take(min(size, s.conditioning.available))
         if s.hidden and start >= s.told:
             pushes.append(Push("hidden", start, result.tensors["hidden"]))
-        if s.inner and start >= s.told and (parts := result.tensors.get("inner", ())):
-            pushes.append(Push("inner", s.parts, parts))
+        if s.inner and start >= s.told and (parts := result.tensors.get(s.inner, ())):
+            pushes.append(Push(s.inner, s.parts, parts))
             s.parts += len(parts)
         token = result.token
         if token < 0:

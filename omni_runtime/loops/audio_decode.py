@@ -1,8 +1,14 @@
-"""Frames to samples, chunk by chunk. Look-ahead is peeked and never consumed, so there is no flush unit and no end flag."""
+"""Frames to samples, chunk by chunk. Look-ahead is peeked and never consumed, so there is no flush unit and no end flag.
+
+A decoder that keeps no state is given the frames before a step again (`behind`), and has nothing to lose.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from omni_runtime.channel import Reader
 from omni_runtime.loop import DONE, Context, Fixed
@@ -58,9 +64,13 @@ class AudioDecodeLoop(Fixed):
         s.scanned = len(items)
 
     def bind(self, s: AudioState, size: int, reused: int = 0) -> AudioStep:
-        frames = s.frames.peek(size + s.ctx.spec.ahead)
-        last = s.frames.ended and len(frames) == s.frames.available
-        return AudioStep(s.frames.cursor, size, frames, last, s.draw, s.frames.cursor == s.origin)
+        at, items = s.frames.cursor, s.frames.channel.items
+        back = min(at, s.ctx.spec.behind or 0)
+        end = at + size + s.ctx.spec.ahead
+        frames: Any = tuple(items[at - back : end])
+        if back and isinstance(frames[0], np.ndarray):  # one array on its way, not a hundred
+            frames = np.stack(frames)
+        return AudioStep(at, size, frames, s.frames.ended and end >= len(items), s.draw, at == s.origin, back)
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
         hop, lag = s.ctx.spec.hop, s.ctx.spec.lag
@@ -78,6 +88,8 @@ class AudioDecodeLoop(Fixed):
         """Back to the beginning of the segment: it can be decoded alone. Or so far that nothing before can be heard any more: the
         next sample is `lag` before the next frame, so it may be of the frame before. What is wrong until then was pushed."""
         at, mark, reach = s.frames.cursor, s.ctx.spec.mark, s.ctx.spec.reach
+        if s.ctx.spec.behind is not None:
+            return
         if reach is not None:
             at = max(0, s.done - reach - bool(s.ctx.spec.lag))
             s.frames.rewind(at)

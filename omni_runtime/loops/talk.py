@@ -7,13 +7,17 @@
 The step whose last position is T+O+k-1 draws frame k. A position is known as soon as its token is, so a talker that is ahead of
 the text waits. All of this is host state: where an executor lost what it had, known positions are fed again.
 
-Suffixes: T positions of the turns, O of the opening.
+A talker with slot "states" is fed the thinker's states in place of ids, one for each position that the thinker was fed: of the
+prompt (T positions), and of the answer's tokens. Its opening is a mark, and the state of token 0: so a position of the thinker
+stands one later here from then on. What it knows of the answer is what the thinker was fed of it.
+
+Suffixes: T positions of the turns, or of the prompt, O of the opening.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from omni_runtime.channel import Reader
 from omni_runtime.draw import Draw, Edits
@@ -22,7 +26,7 @@ from omni_runtime.loop import DONE, Context
 from omni_runtime.loops.media import Media, placed
 from omni_runtime.work import Done, Inset, Push, StepResult, Summary, TalkStep, TensorRef, Wait, WorkUnit
 
-WAIT_TEXT = Wait("text")
+WAIT_TEXT, WAIT_STATES = Wait("text"), Wait("states")
 
 Frame = tuple[int, ...]
 Stretch = tuple[int, int, int]  # position here, position of the thinker, count
@@ -45,6 +49,7 @@ class TalkState:
         "media",
         "opening",
         "predict",
+        "states",
         "text",
         "turns",
         "wanted",
@@ -54,17 +59,26 @@ class TalkState:
         params, spec = ctx.params, ctx.spec
         self.ctx = ctx
         self.kind = ctx.kind()
-        self.turns, self.media, self.wanted = _turns(ctx)
-        self.inner: Reader | None = ctx.readers.get("inner")
-        self.before = len(self.turns)
         prompt = ctx.readers["prompt"].peek()
-        self.opening = (*prompt[max(0, len(prompt) - spec.head) :], *spec.opening)  # and token 0 of the text
+        self.states = "states" in ctx.readers
+        self.inner: Reader | None = ctx.readers.get("states" if self.states else "inner")
+        self.wanted: list[Stretch] = []
+        if self.states:
+            told = ctx.readers["positions"].peek() if "positions" in ctx.readers else ()
+            self.turns: tuple[int, ...] = ()
+            self.media = Media((), *(placed(told[0]) if told else (None, 0.0)))
+            self.before = len(prompt)
+            self.opening: tuple[int, ...] = (-1,)  # the mark
+        else:
+            self.turns, self.media, self.wanted = _turns(ctx)
+            self.before = len(self.turns)
+            self.opening = (*prompt[max(0, len(prompt) - spec.head) :], *spec.opening)  # and token 0 of the text
         self.begins = self.before + len(self.opening) + 1  # position of frame 0
         room = spec.context - self.begins
         if room < 0:
             raise RequestTooLarge(f"{ctx.loop}: {self.begins} positions before the first frame, the context holds {spec.context}")
         self.limit = room + 1 if params.max_frames is None else min(params.max_frames, room + 1)  # the last one is never fed
-        self.text: Reader = ctx.readers["text"]
+        self.text: Reader | None = None if self.states else ctx.readers["text"]
         self.frames: list[Frame] = []
         self.cached = 0
         self.finish = "length" if self.limit == 0 else ""
@@ -74,10 +88,35 @@ class TalkState:
         self.predict = Draw(ctx.seed, ctx.node, p.temperature, p.top_p, p.top_k, p.min_p)
 
     @property
+    def said(self) -> int:
+        """Tokens of the answer that can be spoken."""
+        if self.text is not None:
+            return self.text.channel.tail
+        return max(0, _rows_of(self.inner) - self.before)
+
+    @property
+    def over(self) -> bool:
+        """No more of them will come."""
+        heard = self.inner if self.text is None else self.text
+        return heard is None or heard.ended
+
+    @property
     def known(self) -> int:
         """Positions whose data is there."""
         frames = len(self.frames)
-        return self.begins + (frames if self.text.ended else min(frames, self.text.channel.tail - 1))
+        return self.begins + (frames if self.over else min(frames, self.said - 1))
+
+    def listen(self) -> None:
+        """The states that have come since the last time, at the positions where they are fed."""
+        assert self.inner is not None
+        ends, items = self.media.ends, self.inner.channel.items
+        at = (ends[-1] - (ends[-1] > self.before)) if ends else 0
+        while at < _rows_of(self.inner):
+            begins = bisect_right(items, at, key=lambda ref: ref.index) - 1
+            ref, first = items[begins], at - items[begins].index
+            stop = min(ref.index + ref.shape[0], self.before) if at < self.before else ref.index + ref.shape[0]
+            self.media.add(Inset(at + (at >= self.before), stop - at, ref, first))
+            at = stop
 
     def hear(self) -> None:
         """The thinker's states where media stood. All of them are there when its first token is."""
@@ -130,6 +169,12 @@ def _rows(at: int, source: int, count: int, parts: dict[int, TensorRef]) -> list
     return found
 
 
+def _rows_of(states: Reader | None) -> int:
+    """Positions of the thinker whose states have come: parts lie in order and without a gap."""
+    items = states.channel.items if states is not None else ()
+    return items[-1].index + items[-1].shape[0] if items else 0
+
+
 class TalkLoop:
     """Steps of 1..n positions; the last known one's step draws the next frame."""
 
@@ -137,13 +182,17 @@ class TalkLoop:
         return TalkState(ctx)
 
     def claim(self, ctx: Context) -> tuple[int, int]:
-        turns, spec = ctx.readers["turns"], ctx.spec
+        spec = ctx.spec
+        turns = ctx.readers["prompt" if "states" in ctx.readers else "turns"]
         least = most = spec.context
         if turns.ended:
-            told = turns.peek()
-            parts = told[0][0] if told else ()
-            ids = sum(ctx.readers["insets"].peek()[part][1] if isinstance(part, int) else len(part) for part in parts)
-            least = min(most, ids + spec.head + len(spec.opening) + 1)
+            if "states" in ctx.readers:
+                least = min(most, turns.channel.tail + 2)
+            else:
+                told = turns.peek()
+                parts = told[0][0] if told else ()
+                ids = sum(ctx.readers["insets"].peek()[part][1] if isinstance(part, int) else len(part) for part in parts)
+                least = min(most, ids + spec.head + len(spec.opening) + 1)
             if ctx.params.max_frames is not None:
                 most = min(most, least + max(0, ctx.params.max_frames - 1))
         return -(-least // ctx.block) + spec.state_blocks, -(-most // ctx.block) + spec.state_blocks
@@ -151,18 +200,21 @@ class TalkLoop:
     def next(self, s: TalkState) -> WorkUnit | Wait | Done:
         if s.finish:
             return DONE
-        if not s.text.channel.tail:  # nothing may be said at all, so nothing is done for it yet
-            return DONE if s.text.ended else WAIT_TEXT
+        waits = WAIT_STATES if s.states else WAIT_TEXT
+        if not s.said:  # nothing may be said at all, so nothing is done for it yet
+            return DONE if s.over else waits
         if s.wanted:
             s.hear()
         known = s.known
         if s.cached == known:
-            return WAIT_TEXT
+            return waits
         return WorkUnit(s.ctx.run, s.ctx.loop, s.kind, 1, known - s.cached, s.cached, s.cached)
 
     def bind(self, s: TalkState, size: int, reused: int = 0) -> TalkStep:
         start, end = s.cached, s.cached + size
-        opening = (*s.opening, s.text.channel.items[0]) if end > s.before else ()
+        if s.states:
+            s.listen()
+        opening = (*s.opening, _spoken(s, -1)) if end > s.before else ()
         low, high = max(0, start - s.begins), max(0, end - s.begins)
         return TalkStep(
             start,
@@ -183,11 +235,12 @@ class TalkLoop:
 
     def advance(self, s: TalkState, size: int, result: StepResult) -> Sequence[Push]:
         s.cached += size
-        heard = min(s.cached - s.begins + 1, s.text.channel.tail)  # tokens that were fed
-        if heard > s.text.cursor:
-            s.text.take(heard - s.text.cursor)
-        if s.inner is not None and s.cached >= s.before and s.inner.available:  # copies are there for when they are fed again
-            s.inner.take(s.inner.available)
+        if s.text is not None:
+            heard = min(s.cached - s.begins + 1, s.text.channel.tail)  # tokens that were fed
+            if heard > s.text.cursor:
+                s.text.take(heard - s.text.cursor)
+        if s.inner is not None:  # copies are there for when they are fed again
+            s.inner.take(_passed(s, s.inner))
         if s.cached < s.begins + len(s.frames):
             return ()
         codes = result.items["codes"]
@@ -199,7 +252,10 @@ class TalkLoop:
         count = len(s.frames)
         if count >= s.limit or s.begins + count > s.ctx.room:
             s.finish = "length"
-        return (Push("codes", count - 1, (frame,)),)
+        pushes = (Push("codes", count - 1, (frame,)),)
+        if count == 1 and "speaker" in s.ctx.wants:
+            return (Push("speaker", 0, (s.ctx.params.speaker,)), *pushes)
+        return pushes
 
     def rebuild(self, s: TalkState) -> None:
         s.cached = 0
@@ -214,9 +270,25 @@ class TalkLoop:
         return ()
 
 
+def _passed(s: TalkState, inner: Reader) -> int:
+    """Tensors of states that are not needed any more, of those that were not yet taken."""
+    if not s.states:
+        return inner.available if s.cached >= s.before else 0
+    done = s.cached - (s.cached > s.before)
+    count = 0
+    while count < inner.available:
+        ref = inner.channel.items[inner.cursor + count]
+        if ref.index + ref.shape[0] > done:
+            break
+        count += 1
+    return count
+
+
 def _spoken(s: TalkState, frame: int) -> int:
-    """The token that is fed with a frame. That it has come, or never will, is what makes the position known."""
-    items: list[Any] = s.text.channel.items
-    after = frame + 1 - len(items)
+    """The token that is fed with a frame, -1 for one whose state is. That it has come, or never will, is what makes the position
+    known."""
+    after = frame + 1 - s.said
     spec = s.ctx.spec
-    return int(items[frame + 1] if after < 0 else spec.text_pad if after else spec.text_end)
+    if after < 0:
+        return -1 if s.text is None else int(s.text.channel.items[frame + 1])
+    return int(spec.text_pad if after else spec.text_end)

@@ -88,6 +88,8 @@ class UnitFact(Struct, eq=False):
             return (f"token {self.index}" if self.index >= 0 else f"prompt, {self.size} positions") + copied
         if kind == "talk":
             return f"frame {self.index}" if self.index >= 0 else f"{self.size} positions"
+        if kind == "flow_decode":
+            return f"velocity {self.index + 1} of {self.goal}"
         if kind == "diffusion_denoise":
             return f"step {self.index + 1} of {self.goal}"
         if kind == "audio_decode":

@@ -20,6 +20,7 @@ from omni_runtime.work import (
     DenoiseStep,
     End,
     ExecutorDown,
+    FlowStep,
     Input,
     Payload,
     RunBatch,
@@ -305,6 +306,8 @@ def _step(payload: Payload) -> tuple[int, int]:
         return payload.index, 0
     if type(payload) is DenoiseStep:
         return payload.step, payload.steps
+    if type(payload) is FlowStep:
+        return payload.call, payload.calls
     if type(payload) is AudioStep:
         return payload.start, 0
     return getattr(payload, "index", 0), 0

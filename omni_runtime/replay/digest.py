@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from omni_runtime.orders import Fail, Instruction, Refuse
 from omni_runtime.replay.encode import Foreign, called
-from omni_runtime.work import ArStep, AudioStep, CallStep, Chunk, DenoiseStep, Draw, End, Row, RunBatch, TalkStep
+from omni_runtime.work import ArStep, AudioStep, CallStep, Chunk, DenoiseStep, Draw, End, FlowStep, Row, RunBatch, TalkStep
 
 ORDERS = frozenset(get_args(Instruction))
 NOTHING = Draw(0, 0)
@@ -60,6 +60,8 @@ def _row(row: Row) -> Row:
         p = replace(p, **said)
     elif isinstance(p, AudioStep):
         p = replace(p, frames=(len(p.frames),))
+    elif isinstance(p, FlowStep):
+        p = replace(p, codes=(len(p.codes),), draw=NOTHING)
     elif isinstance(p, CallStep):
         p = replace(p, inputs={name: (len(items),) for name, items in p.inputs.items()}, params={})
     elif isinstance(p, DenoiseStep):

@@ -13,7 +13,7 @@ from omni_runtime.messages import heft
 from omni_runtime.program import Plan
 from omni_runtime.scheduler.cost import Costs
 from omni_runtime.simulate.prose import Prose
-from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, Row, StepResult, TalkStep, TensorRef
+from omni_runtime.work import ArStep, AudioStep, CallStep, DenoiseStep, FlowStep, Row, StepResult, TalkStep, TensorRef
 
 TOKEN = 5  # ends no answer of a card here, so an answer is as long as the workload says
 FIRST = 1000  # id of a prompt's first token
@@ -53,22 +53,21 @@ class Part:
         """What a unit of it gives."""
         payload = row.payload
         if type(payload) is ArStep:
-            if not payload.hidden:
-                if payload.index < 0:
-                    return NOTHING
-                said = self.said[script.variant]
-                return said[payload.index % len(said)]
-            at = range(payload.start, payload.start + len(payload.tokens))
-            refs = tuple([TensorRef(home, row.run, row.loop, "hidden", i) for i in at])
+            kept = self._kept(row, payload, home) if payload.hidden or payload.inner else {}
             if payload.index < 0:
-                return StepResult(tensors={"hidden": refs})
+                return StepResult(tensors=kept) if kept else NOTHING
             said = self.said[script.variant]
-            return StepResult(TOKEN, said[payload.index % len(said)].piece, {}, {"hidden": refs})
+            one = said[payload.index % len(said)]
+            return StepResult(TOKEN, one.piece, {}, kept) if kept else one
         if type(payload) is TalkStep:
             if payload.index < 0:
                 return NOTHING
             over = payload.text[-1:] == (self.spec.text_pad,) and payload.index % AFTER == AFTER - 1
             return StepResult(items={"codes": [] if over else [(0,) * len(self.plain)]})
+        if type(payload) is FlowStep:
+            if payload.call < payload.calls - 1:
+                return NOTHING
+            return StepResult(items={"mel": np.broadcast_to(ZERO, (payload.stop - payload.start, 1))})
         if type(payload) is AudioStep:
             found = self.cache.get((payload.size, payload.fresh))
             if found is None:
@@ -79,12 +78,22 @@ class Part:
         if type(payload) is DenoiseStep:
             if not payload.keep:
                 return NOTHING
-            kept: dict[str, tuple[TensorRef, ...]] = {}
+            kept = {}
             for port in payload.keep:
                 kept[port] = (TensorRef(home, row.run, row.loop, port, payload.step, payload.size),)
             return StepResult(items={"latent": [0.0]} if payload.save else {}, tensors=kept)
         assert type(payload) is CallStep
         return self._call(script, row, payload, home)
+
+    def _kept(self, row: Row, payload: ArStep, home: str) -> dict[str, tuple[TensorRef, ...]]:
+        """Tensors of a decoding that somebody reads."""
+        at, count = payload.start, len(payload.tokens)
+        found: dict[str, tuple[TensorRef, ...]] = {}
+        if payload.hidden:
+            found["hidden"] = tuple([TensorRef(home, row.run, row.loop, "hidden", at + i) for i in range(count)])
+        if payload.inner and "states" in self.spec.ports:
+            found["states"] = (TensorRef(home, row.run, row.loop, "states", at, (count, 1)),)
+        return found
 
     def _call(self, script: Script, row: Row, payload: CallStep, home: str) -> StepResult:
         heavy = weight(payload)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from drawn import chosen
 
 from omni_runtime.request import resolve
-from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, Submit, TalkStep
+from omni_runtime.work import ArStep, AudioStep, DenoiseStep, FlowStep, Payload, Row, Submit, TalkStep
 
 
 class Ask(NamedTuple):
@@ -47,6 +47,8 @@ def request(run: int, ask: Ask, priority: str = "normal", wish: Wish = AS_IT_COM
             given[node] = {"max_tokens": 2 if node == "script" else most, "stop": ask.stop}
         elif kind == "talk":
             given[node] = {"max_frames": None if ask.most is None else ask.most + 2, "speaker": ("ann", "Bob")[ask.seed % 2]}
+        elif kind == "flow_decode":
+            given[node] = {"num_steps": 2 + ask.steps % 2, "guidance_scale": float(ask.seed % 2)}
         elif kind == "diffusion_denoise":
             given[node] = {
                 "steps": ask.steps,
@@ -63,6 +65,8 @@ def again(payload: Payload) -> bool:
     """Whether a loop can begin with a step, knowing nothing but what the step says."""
     if isinstance(payload, AudioStep):
         return payload.fresh
+    if isinstance(payload, FlowStep):
+        return payload.chunk == payload.call == 0
     if isinstance(payload, DenoiseStep):
         return payload.step == 0 or payload.latent is not None
     return isinstance(payload, ArStep | TalkStep) and payload.start == 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from omni_runtime.executors.simulated import SimulatedExecutor
 from omni_runtime.loops import LOOPS
-from omni_runtime.work import ArStep, AudioStep, DenoiseStep, Payload, Row, RunBatch, StepResult, TalkStep
+from omni_runtime.work import ArStep, AudioStep, DenoiseStep, FlowStep, Payload, Row, RunBatch, StepResult, TalkStep
 
 HARM = ("op", "init", "claim", "next", "bind", "advance", "finalize")  # what a curse may break for good
 
@@ -49,6 +49,8 @@ class CursedLoop:
 
     @staticmethod
     def _at(state: Any) -> int:
+        if hasattr(state, "number"):  # a flow: call `call` of chunk `number`
+            return int(state.number * len(state.calls) + state.call)
         for field in ("cached", "frames", "step", "calls", "ran"):
             value = getattr(state, field, None)
             if value is not None:
@@ -75,6 +77,8 @@ def place(payload: Payload) -> tuple[int, int]:
         return payload.start, len(payload.tokens)
     if isinstance(payload, AudioStep | TalkStep):
         return payload.start, payload.size
+    if isinstance(payload, FlowStep):
+        return payload.chunk * payload.calls + payload.call, 1
     return (payload.step if isinstance(payload, DenoiseStep) else payload.index), 1
 
 

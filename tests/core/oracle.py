@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,8 +104,8 @@ def waves(frames: Sequence[Any], hop: int, lag: int, reach: int) -> list[float]:
     return samples
 
 
-def omni(message: str, seed: int, most: int) -> dict[str, Any]:
-    asked = prepared(mix(0, message))
+def _thought(asked: dict[str, list[Any]], seed: int, most: int) -> tuple[list[int], list[int], str]:
+    """A thinker with media: its states, the tokens of its answer that it was fed, and the text."""
     known, stands = list(asked["tokens"]), {}
     for at, count, _, index, first in asked["insets"]:
         vectors = [mix(mix(mix(index, asked["sounds"][index]), "vectors"), i) for i in range(3)]
@@ -129,6 +130,12 @@ def omni(message: str, seed: int, most: int) -> dict[str, Any]:
             answer.pop()  # it is never fed
             break
         known.append(answer[-1])
+    return states, answer, text
+
+
+def omni(message: str, seed: int, most: int) -> dict[str, Any]:
+    asked = prepared(mix(0, message))
+    states, answer, text = _thought(asked, seed, most)
     (parts, _, moved) = asked["turns"][0]
     fed: list[tuple[Any, ...]] = []
     for part in parts:
@@ -154,3 +161,56 @@ def omni(message: str, seed: int, most: int) -> dict[str, Any]:
         if len(frames) == most + 2:
             break
     return {"text": text, "audio": waves(frames, hop=4, lag=3, reach=2)}
+
+
+def tale(message: str, seed: int, most: int, steps: int = 1) -> dict[str, Any]:
+    """A talker on states, a flow chunk by chunk, and a vocoder that keeps nothing."""
+    asked = prepared(mix(0, message))
+    states, answer, text = _thought(asked, seed, most)
+    (where, shift), before = asked["positions"][0], len(asked["tokens"])
+    if not answer:
+        return {"text": text, "audio": [], "codes": []}
+    speaker, frames, last = ("Ann", "Bob")[seed % 2], [], 11
+    said = [mix(state, "state") for state in states]
+    assert len(said) == before + len(answer)
+    fed: list[tuple[Any, ...]] = [(v,) for v in said[:before]] + [(-1, speaker), (said[before], speaker)]
+    spoken = [*said[before + 1 :], 93]
+    for at in range(48):
+        stood: tuple[float, ...] = ()
+        if where is not None or shift:
+            stood = (float(where[0, at]) if where is not None and at < before else at + shift,)
+        last = mix(last, *fed[at], *stood)
+        if at + 1 < len(fed):
+            continue
+        drawn = mix(last, seed, 3, len(frames), 1.0)
+        if drawn % STOPS == 0:
+            break
+        frames.append((drawn % 1000, drawn // 1000 % 4 // 3))
+        fed.append((*frames[-1], spoken[len(frames) - 1] if len(frames) <= len(spoken) else 94))
+        if len(frames) == most + 2:
+            break
+    mel = flowed([code for code, _ in frames], seed, 4, 2 + steps % 2, float(seed % 2), speaker)
+    near = [tuple(mel[max(0, at - 2) : at + 2]) for at in range(len(mel))]
+    samples = [np.float32(mix(*window, i) % 2001 / 1000 - 1).item() for window in near for i in range(2)]
+    return {"text": text, "audio": samples, "codes": frames}
+
+
+def flowed(codes: list[int], seed: int, node: int, points: int, guidance: float, speaker: str) -> list[int]:
+    """Frames of codes, two each: chunks of one block of 4, then of two, with one block of look-ahead."""
+    even = [i / (points - 1) for i in range(points)]
+    times = [t - (math.cos(math.pi / 2 * t) - 1 + t) for t in even]  # sway -1
+    mel: list[int] = []
+    past: list[int] = []
+    start, size, frames = 0, 4, 2 * len(codes)
+    while start < frames:
+        stop, high = min(start + size, frames), min(start + size + 4, frames)
+        x, kept = mix(seed, node, start, high), []
+        for i in range(points - 1):
+            width = times[i + 1] - times[i]
+            for stage in (0, 1 / 3, 2 / 3, 1):
+                time = times[i] + stage * width
+                x = mix(x, time, width, *codes[start // 2 : high // 2], guidance, speaker, past[len(kept)] if start else 3)
+                kept.append(mix(x, "kept"))
+        mel += [mix(x, at) for at in range(start, stop)]
+        past, start, size = kept, stop, 8
+    return mel

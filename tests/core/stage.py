@@ -55,7 +55,7 @@ def late() -> Program:
 PROGRAMS = toys.PROGRAMS | {p.name: p for p in (prompted(), twins(), late())}
 CHOICES = [*toys.CHOICES, ("prompted", ("text",)), ("twins", ("low", "high")), ("late", ("text", "more"))]
 CHOICES += [("paint", ("preview", "image", "progress"))]
-CHOICES += [("omni", ("text", "audio")), ("omni1", ("audio",))]
+CHOICES += [("omni", ("text", "audio")), ("omni1", ("audio",)), ("tale", ("text", "audio")), ("tale1", ("audio",))]
 HOSTS: tuple[tuple[str, ...] | None, ...] = (
     None,  # all
     ("toy/host", "toy/mot"),

@@ -15,6 +15,7 @@ from omni_runtime.card import (
     DiffusionDenoise,
     Each,
     ExpertSpec,
+    FlowDecode,
     LoopSpec,
     ModelCard,
     OneShot,
@@ -25,6 +26,8 @@ from omni_runtime.card import (
 from omni_runtime.errors import CardError
 
 EXPERT = ExpertSpec(build="a.b:c", ops={"forward": OpLimits(), "denoise": OpLimits(size=1)})
+
+SLOT = Slot(type="t")
 
 
 def card(loop: LoopSpec, **more: Any) -> ModelCard:
@@ -41,8 +44,21 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: card(AudioDecode(expert="m", sample_rate=8, hop=2, lag=3)), "lag: 3 samples are more than the 2 of a frame"),
     (
         lambda: card(Talk(expert="m", op="forward", context=4, text_end=1, text_pad=2, reads={"text": Slot(type="token")})),
-        "loops.l.reads: kind 'talk' needs slot 'prompt'",
+        r"reads: \['prompt', 'turns'\]: a talker reads 'prompt' and either 'turns' and 'text'",
     ),
+    (
+        lambda: Talk(
+            expert="m", context=4, text_end=1, text_pad=2, reads=dict.fromkeys(("prompt", "states", "text"), Slot(type="t"))
+        ),
+        r"reads: \['text'\]: a talker reads",
+    ),
+    (
+        lambda: card(FlowDecode(expert="m", op="forward", block=4, reads={"codes": Slot(type="frame", mode="stream")})),
+        "loops.l.reads: kind 'flow_decode' needs slot 'speaker'",
+    ),
+    (lambda: FlowDecode(expert="m", block=5, repeats=2), "block: 5 frames are no whole number of codes of 2 frames"),
+    (lambda: FlowDecode(expert="m", block=4, chunks=(2, 0)), "chunks: each has at least one block"),
+    (lambda: AudioDecode(expert="m", sample_rate=8, hop=2, behind=1, state_blocks=1), "behind: who is given frames again keeps"),
     (lambda: card(DiffusionDenoise(expert="m")), "loops.l.branches: a unit has 2 rows, op 'denoise' takes 1"),
     (lambda: card(ArDecode(expert="m", context=4), name="x y"), "name: .* not 'x y'"),
     (lambda: card(ArDecode(expert="m", context=4), experts={}), "experts: .* at least 1 item"),
@@ -83,4 +99,4 @@ def test_a_card_is_frozen() -> None:
 
 
 def test_what_grows() -> None:
-    assert {name for name, loop in CARD.loops.items() if loop.grows} == {"think", "talk", "muse", "tell"}
+    assert {name for name, loop in CARD.loops.items() if loop.grows} == {"think", "talk", "muse", "tell", "ponder", "recite"}

@@ -11,7 +11,7 @@ from stage import CHOICES
 from world import solo
 
 SPEECH = {"cascade2": oracle.cascade, "cascade1": oracle.cascade, "clauses3": oracle.clauses, "clauses1": oracle.clauses}
-SPEECH |= {"omni": oracle.omni, "omni1": oracle.omni}
+SPEECH |= {"omni": oracle.omni, "omni1": oracle.omni, "tale": oracle.tale, "tale1": oracle.tale}
 
 
 def gives(ask: Ask) -> dict[str, Any]:

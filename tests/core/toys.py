@@ -8,6 +8,7 @@ from omni_runtime.card import (
     DiffusionDenoise,
     Each,
     ExpertSpec,
+    FlowDecode,
     ModelCard,
     OneShot,
     OpLimits,
@@ -30,8 +31,9 @@ CARD = ModelCard(
     experts={
         "host": _expert(place="host", tokenize=(4, 4), prepare=(4, 4)),
         "mot": _expert(1, forward=(4, 8), denoise=(3, 6), encode=(2, 2)),
-        "talker": _expert(1, forward=(4, 6), talk=(4, 6), muse=(4, 6)),
+        "talker": _expert(1, forward=(4, 6), talk=(4, 6), muse=(4, 6), ponder=(4, 6), recite=(4, 6)),
         "voice": _expert(decode_audio=(3, 9), decode_codes=(3, 5), decode_waves=(3, 7), utter=(2, 2), hear=(2, 2)),
+        "flow": _expert(velocity=(3, 3), decode_window=(3, 9)),
     },
     loops={
         "tokenize": OneShot(
@@ -150,6 +152,44 @@ CARD = ModelCard(
             state_blocks=1,
             reads={"frames": Slot(type="frame", mode="stream")},
         ),
+        "ponder": ArDecode(
+            expert="talker",
+            op="ponder",
+            context=64,
+            stop_tokens=(0,),
+            reads={
+                "prompt": Slot(type="token"),
+                "positions": Slot(type="positions"),
+                "insets": Slot(type="inset"),
+                "sound": Slot(type="vectors"),
+            },
+            ports={"text": Port(type="text"), "states": Port(type="states", device=True)},
+            defaults={"max_tokens": 8},
+        ),
+        "recite": Talk(
+            expert="talker",
+            op="recite",
+            context=48,
+            text_end=93,
+            text_pad=94,
+            speakers=("Ann", "Bob"),
+            reads={
+                "prompt": Slot(type="token"),
+                "positions": Slot(type="positions"),
+                "states": Slot(type="states", mode="stream"),
+            },
+            defaults={"max_frames": 9},
+        ),
+        "flow": FlowDecode(expert="flow", repeats=2, block=4, chunks=(1, 2), state_blocks=1, defaults={"num_steps": 3}),
+        "croon": AudioDecode(
+            expert="flow",
+            op="decode_window",
+            hop=2,
+            ahead=1,
+            behind=2,
+            sample_rate=8000,
+            reads={"frames": Slot(type="mel", mode="stream")},
+        ),
     },
 )
 
@@ -224,7 +264,23 @@ def omni(capacity: int | None = None) -> Program:
     return p
 
 
-PROGRAMS = {p.name: p for p in (text(), cascade(), cascade(1), clauses(), clauses(1), paint(), diamond(), omni(), omni(1))}
+def tale(capacity: int | None = None) -> Program:
+    """Sounds in, text and speech out: the talker is fed the thinker's states, and its codes become sound along a flow."""
+    p = Program(f"tale{capacity or ''}", CARD)
+    asked = p.loop("prepare", messages=p.input("messages"))
+    heard = p.loop("hear", sounds=asked.sounds)
+    thought = p.loop("ponder", prompt=asked.tokens, positions=asked.positions, insets=asked.insets, sound=heard.vectors)
+    p.output("text", thought.text)
+    states = p.handoff(thought.states, capacity=capacity)
+    told = p.loop("recite", prompt=asked.tokens, positions=asked.positions, states=states)
+    flow = p.loop("flow", codes=p.handoff(told.codes, capacity=capacity), speaker=told.speaker)
+    p.output("audio", p.loop("croon", frames=p.handoff(flow.mel, capacity=capacity)).samples)
+    p.output("codes", told.codes)
+    return p
+
+
+PROGRAMS = {p.name: p for p in (text(), cascade(), cascade(1), clauses(), clauses(1), paint(), diamond())}
+PROGRAMS |= {p.name: p for p in (omni(), omni(1), tale(), tale(1))}
 CHOICES: list[tuple[str, tuple[str, ...]]] = [
     ("text", ("text",)),
     ("text", ("text", "tokens")),

@@ -16,6 +16,7 @@ from omni_runtime.work import (
     CallStep,
     DenoiseStep,
     ExecutorUp,
+    FlowStep,
     Message,
     Payload,
     Preempt,
@@ -31,6 +32,8 @@ def reach(payload: Payload) -> int:
         return payload.start + len(payload.tokens)
     if isinstance(payload, AudioStep | TalkStep):
         return payload.start + payload.size
+    if isinstance(payload, FlowStep):
+        return payload.chunk * payload.calls + payload.call + 1
     if isinstance(payload, DenoiseStep):
         return payload.step + 1
     assert isinstance(payload, CallStep)
