@@ -164,7 +164,7 @@ class AudioStep(Struct, frozen=True, array_like=True, tag="audio"):
     frames: Any  # a sequence of rows
     last: bool
     draw: Draw = Draw(0, 0)  # key of whatever noise the decoder adds, by absolute position
-    fresh: bool = False  # nothing before `start` counts: the stream begins there, or a segment that can be decoded alone
+    fresh: bool = False  # nothing that is kept counts: the stream begins there, or a stretch that can be decoded alone
     back: int = 0  # rows of `frames` that lie before `start`, for what keeps no state
 
 

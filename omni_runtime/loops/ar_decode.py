@@ -132,22 +132,12 @@ class ArDecodeLoop:
         draws = end == len(s.tokens)
         conditioning = None if s.conditioning is None else s.conditioning.peek(size)
         hidden = s.hidden and start >= s.told
+        inner = s.inner != "" and start >= s.told
         index = end - s.prompt if draws else -1
+        step = (start, tuple(s.tokens[start:end]), index, s.draw, conditioning, hidden)
         if s.media is None:
-            inner = s.inner != "" and start >= s.told
-            return ArStep(start, tuple(s.tokens[start:end]), index, s.draw, conditioning, hidden, (), inner)
-        return ArStep(
-            start,
-            tuple(s.tokens[start:end]),
-            index,
-            s.draw,
-            conditioning,
-            hidden,
-            s.media.overlapping(start, end),
-            bool(s.inner) and start >= s.told,
-            s.media.at(start, end),
-            s.media.shift,
-        )
+            return ArStep(*step, inner=inner)
+        return ArStep(*step, s.media.overlapping(start, end), inner, s.media.at(start, end), s.media.shift)
 
     def advance(self, s: ArState, size: int, result: StepResult) -> Sequence[Push]:
         start = s.cached

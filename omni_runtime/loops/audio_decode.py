@@ -70,7 +70,8 @@ class AudioDecodeLoop(Fixed):
         frames: Any = tuple(items[at - back : end])
         if back and isinstance(frames[0], np.ndarray):  # one array on its way, not a hundred
             frames = np.stack(frames)
-        return AudioStep(at, size, frames, s.frames.ended and end >= len(items), s.draw, at == s.origin, back)
+        fresh = at == s.origin or s.ctx.spec.behind is not None
+        return AudioStep(at, size, frames, s.frames.ended and end >= len(items), s.draw, fresh, back)
 
     def advance(self, s: AudioState, size: int, result: StepResult) -> Sequence[Push]:
         hop, lag = s.ctx.spec.hop, s.ctx.spec.lag

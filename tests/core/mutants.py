@@ -20,6 +20,7 @@ from typing import Any
 
 from lost import LOST
 from planted import PLANTED, Mutant
+from uttered import UTTERED
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "omni_runtime"
@@ -28,6 +29,7 @@ PACKAGE = HERE.parents[1] / "omni_runtime"
 MUTANTS = [
     *PLANTED,
     *LOST,
+    *UTTERED,
     # the flow
     Mutant("a starved reader throttles", "flow/run.py", " and (r.node.unit is not None or r.node.busy)", ""),
     Mutant(
