@@ -25,7 +25,8 @@ from omni_runtime.request import params_model, resolve
 from omni_runtime.runtime import Runtime
 from omni_runtime.wav import WavWriter
 
-KNOWN_BY = {"speaker": "qwen3_omni", "speed": "hibari", "use_audio_in_video": "qwen3_omni"}  # option: the card that has it
+OMNI = ("qwen3_omni", "qwen2_5_omni")
+KNOWN_BY = {"speaker": OMNI, "speed": ("hibari",), "use_audio_in_video": OMNI}  # option: cards that have it
 
 
 class Question(Struct, frozen=True):
@@ -140,10 +141,9 @@ def _further(question: Question, program: Program) -> dict[str, Any]:
     found = {name: value for name, value in asked.items() if value is not None}
     known = {name for node in program.nodes for name in params_model(program.spec(node)).model_fields}
     for name, value in found.items():
-        if name not in known and KNOWN_BY[name] not in program.cards:  # a card without its voice says that itself
-            ours = ", ".join(program.cards)
-            option = "--" + name.replace("_", "-")
-            raise RequestError(f"{name}={value!r}: not known by {ours}, only by {KNOWN_BY[name]}; leave {option} out")
+        if name not in known and not set(KNOWN_BY[name]) & set(program.cards):  # a card without its voice says that itself
+            ours, others, option = ", ".join(program.cards), " and ".join(KNOWN_BY[name]), "--" + name.replace("_", "-")
+            raise RequestError(f"{name}={value!r}: not known by {ours}, only by {others}; leave {option} out")
     return found
 
 

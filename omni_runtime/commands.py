@@ -100,7 +100,7 @@ def run(
     record: Annotated[Path | None, record_option] = None,
     redact: Annotated[bool, redact_option] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="a Hugging Face folder that answers, instead of SmolLM2")] = None,
-    card: Annotated[str | None, typer.Option(help="card of the checkpoint: qwen3-omni, or module:function")] = None,
+    card: Annotated[str | None, typer.Option(help="card of the checkpoint: qwen3-omni, qwen2-5-omni, or module:function")] = None,
     program: Annotated[str | None, typer.Option(help="program of the card: omni, or module:function")] = None,
     image: Annotated[list[str] | None, typer.Option(help="a picture to look at; may be given several times")] = None,
     audio: Annotated[list[str] | None, typer.Option(help="a sound to listen to; may be given several times")] = None,

@@ -18,8 +18,11 @@ from omni_runtime.request import loop_params
 from omni_runtime.weights.json_file import read_json
 
 Made = TypeVar("Made", ModelCard, Program)
-FOLDERS = {"qwen3_omni_moe": "qwen3_omni"}  # model_type of a folder -> its card; all others are read as text models
-ARCHITECTURES = {"Qwen3OmniMoeForConditionalGeneration": "qwen3_omni"}  # likewise: a wrong model_type is then told by its card
+# model_type of a folder -> its card; all others are read as text models
+FOLDERS = {"qwen3_omni_moe": "qwen3_omni", "qwen2_5_omni": "qwen2_5_omni"}
+# Likewise: a wrong model_type is then told by its card.
+ARCHITECTURES = {"Qwen3OmniMoeForConditionalGeneration": "qwen3_omni", "Qwen2_5OmniForConditionalGeneration": "qwen2_5_omni"}
+ARCHITECTURES |= {"Qwen2_5OmniModel": "qwen2_5_omni"}
 FOLDER = "give the folder that holds it"
 
 

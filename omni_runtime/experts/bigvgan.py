@@ -21,10 +21,9 @@ import torch.nn.functional as F
 
 from omni_runtime.experts.causal import snake
 from omni_runtime.experts.encoder_layers import Parts, Tensors
-from omni_runtime.weights.qwen2_5_omni_parts import WavesConfig
+from omni_runtime.weights.qwen2_5_omni_parts import NEAR, WavesConfig
 
 TAPS = 12  # of both filters
-NEAR = 3  # positions on each side that one of them needs
 TILE = 32  # positions that are filtered by one product
 QUIET, LOUD = -115.0, 20.0  # dB: the floor of a mel spectrogram, and what its top stands above 0
 
@@ -45,27 +44,12 @@ class _Rate(NamedTuple):
     blocks: tuple[tuple[_Residual, ...], ...]
 
 
-def reach(config: WavesConfig) -> tuple[int, int]:
-    """Mel frames before and after a stretch of frames that its sound depends on."""
-    low, high = -3, config.hop - 1 + 3  # of the samples of frame 0: the last convolution
-    low, high = low - 2 * NEAR + 1, high + 2 * NEAR - 1  # and activation
-    for rate, kernel in list(zip(config.rates, config.kernels, strict=True))[::-1]:
-        widest = 0
-        for size, dilations in zip(config.block_kernels, config.dilations, strict=True):
-            around = sum((size - 1) // 2 * (dilation + 1) + 2 * (2 * NEAR - 1) for dilation in dilations)
-            widest = max(widest, around)
-        low, high = low - widest, high + widest
-        cut = (kernel - rate) // 2  # output n is the sum of inputs j with 0 <= n + cut - j rate < kernel
-        low, high = math.ceil((low + cut - kernel + 1) / rate), (high + cut) // rate
-    return -(low - 3), high + 3
-
-
 class BigVGAN:
     """Resident weights, float32; `weights` by the names of the checkpoint below `token2wav.code2wav_bigvgan_model.`."""
 
     def __init__(self, config: WavesConfig, weights: Tensors, device: str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
-        self.back, self.ahead = reach(config)
+        self.back, self.ahead = config.reach
         parts = Parts(weights, self.device, "plain")
         self._up, self._down = (band.to(self.device) for band in bands())
 

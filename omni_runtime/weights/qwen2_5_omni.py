@@ -14,10 +14,10 @@ from omni_runtime.weights.omni_folder import TensorFolder, Tensors
 from omni_runtime.weights.omni_parts import decoder_names
 from omni_runtime.weights.qwen2_5_omni_config import read_qwen25_config
 from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config, tensor_shapes
+from omni_runtime.weights.speaker_names import SPEAKERS
 
 PARTS = ("thinker.", "talker.", "token2wav.")
 DERIVED = r"(inv_freq|\.filter|positional_embedding(\.positional_embedding)?)$"  # older files may store these tables
-SPEAKERS = "spk_dict.pt"
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,10 @@ def parse_qwen25_config(values: Mapping[str, Any], path: Path) -> Qwen25Config:
     ids = {name: token(t, f"{name}_token_index", thinker.vocab) for name in ("audio", "image", "video")}
     ids |= {key.removesuffix("_token_id"): token(t, key, thinker.vocab, usual) for key, usual in _MARKS.items()}
     timing = _timing(t)
-    found = Qwen25Config(thinker, audio, vision, talker, flow, waves, MediaTokens(**ids), timing)
+    stop = t.ids("eos_token_id") or part(t, "text_config").ids("eos_token_id") or f.ids("eos_token_id")
+    if stop and max(stop) >= thinker.vocab:
+        raise t.wrong("eos_token_id", f"{max(stop)} is not in the vocabulary of {thinker.vocab}")
+    found = Qwen25Config(thinker, audio, vision, talker, flow, waves, MediaTokens(**ids), timing, stop)
     _check(f, found)
     return found
 

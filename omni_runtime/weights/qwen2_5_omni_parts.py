@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 from omni_runtime.weights.omni_parts import MediaTokens, Shapes, Timing, conv, count_by, decoder_names, dense, norm, snake
 
+NEAR = 3  # positions on each side that a filter of BigVGAN needs
 FLOW, WAVES = "token2wav.code2wav_dit_model.", "token2wav.code2wav_bigvgan_model."
 PREFIXES = {  # of the names of each expert's tensors; the longest that fits counts
     "thinker": "thinker.",
@@ -118,6 +119,21 @@ class WavesConfig:
         """Samples of a mel frame."""
         return prod(self.rates)
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Mel frames before and after a stretch of frames that its sound depends on."""
+        low, high = -3, self.hop - 1 + 3  # of the samples of frame 0: the last convolution
+        low, high = low - 2 * NEAR + 1, high + 2 * NEAR - 1  # and activation
+        for rate, kernel in list(zip(self.rates, self.kernels, strict=True))[::-1]:
+            widest = 0
+            for size, dilations in zip(self.block_kernels, self.dilations, strict=True):
+                around = sum((size - 1) // 2 * (dilation + 1) + 2 * (2 * NEAR - 1) for dilation in dilations)
+                widest = max(widest, around)
+            low, high = low - widest, high + widest
+            cut = (kernel - rate) // 2  # output n is the sum of inputs j with 0 <= n + cut - j rate < kernel
+            low, high = ceil((low + cut - kernel + 1) / rate), (high + cut) // rate
+        return -(low - 3), high + 3
+
 
 @dataclass(frozen=True)
 class Qwen25Config:
@@ -131,6 +147,7 @@ class Qwen25Config:
     waves: WavesConfig | None
     tokens: MediaTokens
     timing: Timing
+    stop: tuple[int, ...] = ()  # tokens that end an answer; generation_config.json may name others
 
 
 def tensor_shapes(config: Qwen25Config) -> Shapes:

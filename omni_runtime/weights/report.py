@@ -79,7 +79,7 @@ def _omni25(folder: Path) -> list[str]:
     if c.flow and c.waves:
         voice = f"speakers {', '.join(sorted(found.speakers()))}; {c.flow.repeats * c.waves.hop} samples a code"
     codes = [c.talker.pad, c.talker.eos] if c.talker else []
-    return _parts(qwen2_5_omni_config.ARCHITECTURES[0], found, c, qwen2_5_omni_parts.parameters(c), voice, (), codes)
+    return _parts(qwen2_5_omni_config.ARCHITECTURES[0], found, c, qwen2_5_omni_parts.parameters(c), voice, c.stop, codes)
 
 
 def _parts(

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from omni_runtime.weights.omni_parts import Shapes
-from omni_runtime.weights.qwen2_5_omni import SPEAKERS
 from omni_runtime.weights.qwen2_5_omni_config import ARCHITECTURES, KIND, parse_qwen25_config
 from omni_runtime.weights.qwen2_5_omni_parts import FLOW, WAVES, Qwen25Config, tensor_shapes
+from omni_runtime.weights.speaker_names import SPEAKERS
 from omni_runtime.weights.toy_folder import write_tensors
 from omni_runtime.weights.toy_omni import Values, ids_of, merged, random_weights, template, vocabulary, write_small_files
 

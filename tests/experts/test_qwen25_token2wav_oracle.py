@@ -13,7 +13,6 @@ pytest.importorskip("transformers")
 from flow_driver import integrate  # noqa: E402
 from tiny_qwen25 import bigvgan, flow, folder, reference, voice  # noqa: E402
 
-from omni_runtime.experts.bigvgan import reach  # noqa: E402
 from omni_runtime.experts.qwen25_flow import Window  # noqa: E402
 from omni_runtime.loops.flow_chunks import sway_times  # noqa: E402
 from omni_runtime.weights.qwen2_5_omni_parts import WavesConfig  # noqa: E402
@@ -118,7 +117,8 @@ def test_any_piece_size_equals_one_call(size: int) -> None:
 def test_reach_is_what_sound_depends_on() -> None:
     """By perturbation, in float64's place large ones: beyond `back` and `ahead` nothing, within them something."""
     assert (bigvgan().back, bigvgan().ahead) == (34, 34)
-    assert reach(WavesConfig(80, 1536, (5, 3, 2, 2, 2, 2), (11, 7, 4, 4, 4, 4), (3, 7, 11), ((1, 3, 5),) * 3)) == (34, 34)
+    published = WavesConfig(80, 1536, (5, 3, 2, 2, 2, 2), (11, 7, 4, 4, 4, 4), (3, 7, 11), ((1, 3, 5),) * 3)
+    assert published.reach == (34, 34)
     mel, at = noise(120, 16, seed=2), 60
     before = bigvgan().decode(mel[None])[0].view(-1, 240)[at]
 

@@ -44,7 +44,8 @@ MAY["package"] = {*PURE, *DEVICE, *WHOLE, "package"}  # what it exports, it impo
 
 ONLY = {"cards": {"errors", "card", "cards"}, "programs": {"errors", "card", "program", "cards", "programs"}}
 # What cards read folders with: small JSON files, no torch. test_import_light.py loads them without it.
-LIGHT = {f"omni_runtime.weights.{name}" for name in ("json_file", "decoder_config", "folder_config", "generation", "omni_parts")}
+LIGHT = {f"omni_runtime.weights.{name}" for name in ("json_file", "decoder_config", "folder_config", "generation")}
+LIGHT |= {f"omni_runtime.weights.{name}" for name in ("omni_parts", "speaker_names")}
 LIGHT |= {f"omni_runtime.weights.{family}_omni_{name}" for family in ("qwen3", "qwen2_5") for name in ("config", "parts")}
 
 IMPURE = {"torch", "triton", "onnx", "onnxruntime", "time", "datetime", "threading", "asyncio", "concurrent", "multiprocessing"}
