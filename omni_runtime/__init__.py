@@ -31,6 +31,7 @@ if typing.TYPE_CHECKING:
         DiffusionDenoise,
         Each,
         ExpertSpec,
+        FlowDecode,
         FlowMatch,
         LoopSpec,
         ModelCard,
@@ -39,6 +40,7 @@ if typing.TYPE_CHECKING:
         Port,
         Raster,
         Slot,
+        Talk,
     )
     from omni_runtime.executors.simulated import SimulatedExecutor
     from omni_runtime.handle import Handle, Result, StreamChunk
@@ -49,8 +51,8 @@ if typing.TYPE_CHECKING:
     from omni_runtime.wav import WavWriter
 
 _MODULES = {  # nothing heavy is imported before it is asked for
-    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowMatch LoopSpec ModelCard OneShot OpLimits Port Raster "
-    "Slot",
+    "card": "ArDecode AudioDecode DiffusionDenoise Each ExpertSpec FlowDecode FlowMatch LoopSpec ModelCard OneShot OpLimits Port "
+    "Raster Slot Talk",
     "handle": "Handle Result StreamChunk",
     "observe.recorder": "Recorder",
     "program": "Program",
@@ -71,6 +73,7 @@ __all__ = [
     "EngineStopped",
     "ExecutorLost",
     "ExpertSpec",
+    "FlowDecode",
     "FlowMatch",
     "Handle",
     "LoadError",
@@ -98,6 +101,7 @@ __all__ = [
     "Simulation",
     "Slot",
     "StreamChunk",
+    "Talk",
     "WavWriter",
 ]
 
