@@ -82,10 +82,10 @@ def _experts(checkpoint: str, config: OmniConfig | None) -> dict[str, ExpertSpec
     once = OpLimits(units=16, size=16, cost=ENCODE)
     return {
         "prepare": _expert(
-            "qwen3_prepare:build", checkpoint, ops={"prepare": OpLimits(units=4, size=4, cost=PREPARE)}, place="host"
+            "omni_prepare:build", checkpoint, ops={"prepare": OpLimits(units=4, size=4, cost=PREPARE)}, place="host"
         ),
-        "hearing": _expert("qwen3_encoders:build_hearing", checkpoint, ops={"hear": once}),
-        "seeing": _expert("qwen3_encoders:build_seeing", checkpoint, ops={"see": once}),
+        "hearing": _expert("omni_encoders:build_hearing", checkpoint, ops={"hear": once}),
+        "seeing": _expert("omni_encoders:build_seeing", checkpoint, ops={"see": once}),
         "thinker": _expert(
             "qwen3_thinker:build",
             checkpoint,

@@ -1,12 +1,13 @@
 """What encoders share: attention within stretches of one long row, places in it, and layers made of named tensors.
 
-Suffixes: T tokens of all stretches, D width, H heads, E head dimension, N tokens of one stretch, 2 axes.
+Suffixes: T tokens of all stretches, D width, H heads, E head dimension, N tokens of one stretch, L layers, 2 axes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,13 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Grid = tuple[int, int, int]
 """Steps of time, rows and columns of patches."""
+
+
+class Seen(NamedTuple):
+    """What a picture or clip becomes."""
+
+    vectors_ND: torch.Tensor
+    features_LND: torch.Tensor | None = None  # what the first layers of the decoder are given, where the family has such
 
 
 def attend(q_THE: torch.Tensor, k_THE: torch.Tensor, v_THE: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -19,8 +19,8 @@ from tiny_qwen3 import folder, reference  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor  # noqa: E402
 
+from omni_runtime.experts.omni_prepare import Prepare, build  # noqa: E402
 from omni_runtime.experts.patches import video_patches  # noqa: E402
-from omni_runtime.experts.qwen3_prepare import Prepare, build  # noqa: E402
 from omni_runtime.experts.qwen3_talker import user_turns  # noqa: E402
 from omni_runtime.experts.resample import mono  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
