@@ -65,10 +65,14 @@ class Parts:
         """A tensor."""
         return self._weights[name].detach().to(self._device, torch.float32)
 
-    def dense(self, *names: str, bias: bool = True, order: torch.Tensor | None = None) -> Linear:
-        """Linear layers side by side, as one product; `order` is that of their outputs."""
-        weight = torch.cat([self.take(f"{name}.weight") for name in names])
-        biases = torch.cat([self.take(f"{name}.bias") for name in names]) if bias else None
+    def dense(self, *names: str, bias: bool | Sequence[bool] = True, order: torch.Tensor | None = None) -> Linear:
+        """Linear layers side by side, as one product; `bias` whether they have one, `order` is that of their outputs."""
+        weights = [self.take(f"{name}.weight") for name in names]
+        weight, has = torch.cat(weights), [bias] * len(names) if isinstance(bias, bool) else bias
+        biases = None
+        if any(has):
+            each = zip(names, weights, has, strict=True)
+            biases = torch.cat([self.take(f"{name}.bias") if its else w.new_zeros(len(w)) for name, w, its in each])
         if order is not None:
             weight, biases = weight[order], None if biases is None else biases[order]
         return linear(weight, biases, self._layout)
