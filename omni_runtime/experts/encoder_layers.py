@@ -1,12 +1,13 @@
 """What encoders share: attention within stretches of one long row, places in it, and layers made of named tensors.
 
-Suffixes: T tokens of all stretches, D width, H heads, E head dimension, N tokens of one stretch, 2 axes.
+Suffixes: T tokens of all stretches, D width, H heads, E head dimension, N tokens of one stretch, L layers, 2 axes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,13 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Grid = tuple[int, int, int]
 """Steps of time, rows and columns of patches."""
+
+
+class Seen(NamedTuple):
+    """What a picture or clip becomes."""
+
+    vectors_ND: torch.Tensor
+    features_LND: torch.Tensor | None = None  # what the first layers of the decoder are given, where the family has such
 
 
 def attend(q_THE: torch.Tensor, k_THE: torch.Tensor, v_THE: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -57,10 +65,14 @@ class Parts:
         """A tensor."""
         return self._weights[name].detach().to(self._device, torch.float32)
 
-    def dense(self, *names: str, bias: bool = True, order: torch.Tensor | None = None) -> Linear:
-        """Linear layers side by side, as one product; `order` is that of their outputs."""
-        weight = torch.cat([self.take(f"{name}.weight") for name in names])
-        biases = torch.cat([self.take(f"{name}.bias") for name in names]) if bias else None
+    def dense(self, *names: str, bias: bool | Sequence[bool] = True, order: torch.Tensor | None = None) -> Linear:
+        """Linear layers side by side, as one product; `bias` whether they have one, `order` is that of their outputs."""
+        weights = [self.take(f"{name}.weight") for name in names]
+        weight, has = torch.cat(weights), [bias] * len(names) if isinstance(bias, bool) else bias
+        biases = None
+        if any(has):
+            each = zip(names, weights, has, strict=True)
+            biases = torch.cat([self.take(f"{name}.bias") if its else w.new_zeros(len(w)) for name, w, its in each])
         if order is not None:
             weight, biases = weight[order], None if biases is None else biases[order]
         return linear(weight, biases, self._layout)

@@ -23,11 +23,12 @@ BLOCK = 6000  # frames at once: 40 MB on the way, where an hour would take 4 GB
 RANGE = 8.0  # decades below the loudest bin; what is quieter counts as that
 
 
-def log_mel(samples_N: Singles, bins: int = 128) -> Singles:
+def log_mel(samples_N: Singles, bins: int = 128, silence: bool = False) -> Singles:
     """float32 [B, T], T = N // 160, roughly within -1..1 (Radford et al. 2022, section 2.2).
 
     With P the power of a Hann window every 10 ms, the sound mirrored at both ends, and M the mel weights:
-    L = log10(max(M P, 1e-10)), and then (max(L, max L - 8) + 4) / 4.
+    L = log10(max(M P, 1e-10)), and then (max(L, max L - 8) + 4) / 4. With `silence`, that is what follows the sound, not its
+    mirror, and a frame that has begun is one: T = N / 160 rounded up.
 
     Raises:
         RequestError: no sound, less than a frame of it, or a sample that is no number.
@@ -36,6 +37,11 @@ def log_mel(samples_N: Singles, bins: int = 128) -> Singles:
         raise RequestError(f"audio: {samples_N.shape} samples at 16 kHz, at least one frame of {HOP} is needed")
     if not np.isfinite(samples_N).all():
         raise RequestError(f"audio: sample {int(np.flatnonzero(~np.isfinite(samples_N))[0])} is no finite number")
+    frames = len(samples_N) // HOP
+    if silence:
+        frames = -(-len(samples_N) // HOP)
+        # Two frames after the last one still see the sound, and count for the loudest bin.
+        samples_N = np.pad(samples_N, (0, (frames + 2) * HOP - len(samples_N)))
     padded = np.pad(samples_N.astype(np.float64), WINDOW // 2, "reflect")
     frames_TN = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][: len(samples_N) // HOP]
     hann_N = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
@@ -44,7 +50,7 @@ def log_mel(samples_N: Singles, bins: int = 128) -> Singles:
         power_TF = np.abs(np.fft.rfft(frames_TN[at : at + BLOCK] * hann_N)) ** 2
         parts.append(np.log10(np.maximum(mel_weights(bins) @ power_TF.T, FLOOR)))
     log_BT = np.concatenate(parts, 1)
-    scaled: Singles = ((np.maximum(log_BT, log_BT.max() - RANGE) + 4.0) / 4.0).astype(np.float32)
+    scaled: Singles = ((np.maximum(log_BT[:, :frames], log_BT.max() - RANGE) + 4.0) / 4.0).astype(np.float32)
     return scaled
 
 

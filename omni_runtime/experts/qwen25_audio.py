@@ -10,32 +10,20 @@ Suffixes: B bins, T frames, C chunks of equal length, N tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.encoder_layers import Norm, Parts, Tensors, attend, sinusoids
-from omni_runtime.experts.linear import Linear
+from omni_runtime.experts.encoder_layers import Parts, Tensors, sinusoids
+from omni_runtime.experts.sound_layers import EPS, SoundLayers
 from omni_runtime.weights.qwen2_5_omni_parts import AudioConfig
 
-EPS = 1e-5
 LEAST = 3  # frames: fewer have no pair of neighbours, and no vector
 
 
 def audio_tokens(frames: int) -> int:
     """Vectors for a sound of so many mel frames."""
     return (frames + 1) // 2 // 2
-
-
-class _Layer(NamedTuple):
-    norm: Norm
-    query_value: Linear
-    key: Linear  # without a bias
-    out: Linear
-    mlp_norm: Norm
-    wide: Linear
-    narrow: Linear
 
 
 class AudioEncoder:
@@ -46,18 +34,7 @@ class AudioEncoder:
         parts = Parts(weights, self.device, layout)
         with torch.inference_mode():
             self._convs = [(parts.take(f"conv{i}.weight"), parts.take(f"conv{i}.bias")) for i in (1, 2)]
-            self._layers = []
-            for at in (f"layers.{i}" for i in range(config.layers)):
-                layer = _Layer(
-                    norm=parts.norm(f"{at}.self_attn_layer_norm", EPS),
-                    query_value=parts.dense(f"{at}.self_attn.q_proj", f"{at}.self_attn.v_proj"),
-                    key=parts.dense(f"{at}.self_attn.k_proj", bias=False),
-                    out=parts.dense(f"{at}.self_attn.out_proj"),
-                    mlp_norm=parts.norm(f"{at}.final_layer_norm", EPS),
-                    wide=parts.dense(f"{at}.fc1"),
-                    narrow=parts.dense(f"{at}.fc2"),
-                )
-                self._layers.append(layer)
+            self._layers = SoundLayers(parts, config.layers, config.heads, key_bias=False)
             self._norm, self._out = parts.norm("ln_post", EPS), parts.dense("proj")
             self._place_ND = sinusoids(config.chunk // 2, config.width).to(self.device)
 
@@ -73,13 +50,7 @@ class AudioEncoder:
         for members in same.values():
             found |= dict(zip(members, self._convolve(torch.stack([chunks[i] for i in members])), strict=True))
         parts = [found[i] for i in range(len(chunks))]
-        x_TD, lengths = torch.cat(parts), [len(part) for part in parts]
-        for layer in self._layers:
-            h_TD = layer.norm(x_TD)
-            q_THE, v_THE = layer.query_value(h_TD).view(len(x_TD), 2, c.heads, -1).unbind(1)
-            k_THE = layer.key(h_TD).view(len(x_TD), c.heads, -1)
-            x_TD = x_TD + layer.out(attend(q_THE, k_THE, v_THE, lengths))
-            x_TD = x_TD + layer.narrow(F.gelu(layer.wide(layer.mlp_norm(x_TD))))
+        x_TD = self._layers(torch.cat(parts), [len(part) for part in parts])
         whole = x_TD.split_with_sizes([(mel_BT.shape[1] + 1) // 2 for mel_BT in mels])
         pairs = [x_ND[: len(x_ND) // 2 * 2].view(-1, 2, c.width).mean(1) for x_ND in whole]
         out_TD = self._out(self._norm(torch.cat(pairs)))

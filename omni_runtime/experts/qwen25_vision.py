@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Tensors, attend, places
+from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Seen, Tensors, attend, places
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.moe import Mlp, gated
 from omni_runtime.experts.rotary import falling, halves, turn
@@ -24,12 +24,6 @@ from omni_runtime.weights.qwen2_5_omni_parts import VisionConfig
 
 EPS = 1e-6
 ROPE_BASE = 10_000.0
-
-
-class Seen(NamedTuple):
-    """What a picture or clip becomes."""
-
-    vectors_ND: torch.Tensor
 
 
 class _Block(NamedTuple):

@@ -11,16 +11,14 @@ Suffixes: B bins, T frames, C chunks of equal length, F rows after convolution, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.encoder_layers import Norm, Parts, Tensors, attend, sinusoids
-from omni_runtime.experts.linear import Linear
+from omni_runtime.experts.encoder_layers import Parts, Tensors, sinusoids
+from omni_runtime.experts.sound_layers import EPS, SoundLayers
 from omni_runtime.weights.qwen3_omni_parts import CHUNK_TOKENS, AudioConfig
 
-EPS = 1e-5
 AT_ONCE = 32  # chunks in the convolutions: 200 MB after the first one in the published shape
 
 
@@ -32,15 +30,6 @@ def audio_tokens(frames: int, chunk: int = 100) -> int:
     return tokens + frames // chunk * CHUNK_TOKENS
 
 
-class _Layer(NamedTuple):
-    norm: Norm
-    qkv: Linear
-    out: Linear
-    mlp_norm: Norm
-    wide: Linear
-    narrow: Linear
-
-
 class AudioEncoder:
     """Resident weights, float32; `weights` by the names of the checkpoint below `thinker.audio_tower.`."""
 
@@ -50,18 +39,7 @@ class AudioEncoder:
         with torch.inference_mode():
             self._convs = [(parts.take(f"conv2d{i}.weight"), parts.take(f"conv2d{i}.bias")) for i in (1, 2, 3)]
             self._conv_out = parts.dense("conv_out", bias=False)
-            self._layers = []
-            for i in range(config.layers):
-                at = f"layers.{i}"
-                layer = _Layer(
-                    norm=parts.norm(f"{at}.self_attn_layer_norm", EPS),
-                    qkv=parts.dense(*(f"{at}.self_attn.{part}_proj" for part in "qkv")),
-                    out=parts.dense(f"{at}.self_attn.out_proj"),
-                    mlp_norm=parts.norm(f"{at}.final_layer_norm", EPS),
-                    wide=parts.dense(f"{at}.fc1"),
-                    narrow=parts.dense(f"{at}.fc2"),
-                )
-                self._layers.append(layer)
+            self._layers = SoundLayers(parts, config.layers, config.heads, key_bias=True)
             self._norm = parts.norm("ln_post", EPS)
             self._first, self._second = parts.dense("proj1"), parts.dense("proj2")
             self._place_ND = sinusoids(CHUNK_TOKENS, config.width).to(self.device)
@@ -86,10 +64,7 @@ class AudioEncoder:
         counts = [audio_tokens(mel_BT.shape[1], c.chunk) for mel_BT in mels]
         window = c.window * CHUNK_TOKENS
         lengths = [min(window, count - at) for count in counts for at in range(0, count, window)]
-        for layer in self._layers:
-            q_THE, k_THE, v_THE = layer.qkv(layer.norm(x_TD)).view(len(x_TD), 3, c.heads, c.width // c.heads).unbind(1)
-            x_TD = x_TD + layer.out(attend(q_THE, k_THE, v_THE, lengths))
-            x_TD = x_TD + layer.narrow(F.gelu(layer.wide(layer.mlp_norm(x_TD))))
+        x_TD = self._layers(x_TD, lengths)
         out_TD = self._second(F.gelu(self._first(self._norm(x_TD))))
         return [part.clone() for part in out_TD.split_with_sizes(counts)]
 

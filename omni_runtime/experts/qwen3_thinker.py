@@ -16,9 +16,10 @@ import torch
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.media_lm import MediaLM
-from omni_runtime.experts.qwen3_options import open_folder, read_options
+from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
+from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.work import ArStep, Row, TensorRef
 
 
@@ -33,7 +34,7 @@ class Thinker(MediaLM):
         return (self._accept,) if self._accept is not None and any(step.inner for step in steps) else ()
 
     def inner(
-        self, row: Row, step: ArStep, taps: Mapping[int, torch.Tensor], at: int, slots: Slots
+        self, row: Row, step: ArStep, hidden_TD: torch.Tensor, taps: Mapping[int, torch.Tensor], at: int, slots: Slots
     ) -> dict[str, tuple[TensorRef, ...]]:
         if self._accept is None:
             raise RequestError(f"loop {row.loop!r}: this model has no layer that a talker reads")
@@ -53,7 +54,7 @@ def build(options: Mapping[str, Any], device: str) -> Thinker:
         CheckpointError: the folder is not a whole Qwen3-Omni.
     """
     asked = read_options(options, "qwen3 thinker")
-    folder = open_folder(asked)
+    folder = OmniFolder(asked.folder)
     pieces = folder_tokenizer(folder.folder, folder.config.thinker.vocab).pieces
     talker = folder.config.talker
     accept = None if talker is None else talker.accept

@@ -16,20 +16,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Tensors, attend, places
+from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Seen, Tensors, attend, places
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.rotary import falling, halves, turn
 from omni_runtime.weights.qwen3_omni_parts import VisionConfig
 
 EPS = 1e-6
 ROPE_BASE = 10_000.0
-
-
-class Seen(NamedTuple):
-    """What a picture or clip becomes."""
-
-    vectors_ND: torch.Tensor
-    features_LND: torch.Tensor
 
 
 class _Block(NamedTuple):

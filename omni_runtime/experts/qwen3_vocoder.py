@@ -14,8 +14,9 @@ import torch
 from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.code2wav import Code2Wav, Stream
-from omni_runtime.experts.qwen3_options import open_folder, read_options
+from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.slots import Slots
+from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.work import AudioStep, Row, StepResult
 
 SAMPLE_RATE = 24_000
@@ -85,7 +86,7 @@ def build(options: Mapping[str, Any], device: str) -> Qwen3Vocoder:
         CheckpointError: the folder is not a whole Qwen3-Omni, or has no voice.
     """
     asked = read_options(options, "qwen3 vocoder")
-    folder = open_folder(asked)
+    folder = OmniFolder(asked.folder)
     if folder.config.vocoder is None:
         raise CheckpointError(
             f"{folder.folder}: enable_audio_output is false: this checkpoint has no voice, only text can be asked of it"

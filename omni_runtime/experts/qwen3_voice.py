@@ -19,11 +19,12 @@ from omni_runtime.experts import insets
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.edits import History
 from omni_runtime.experts.kv_cache import KVCache
-from omni_runtime.experts.qwen3_options import open_folder, read_options
+from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.qwen3_predictor import CodePredictor
 from omni_runtime.experts.qwen3_talker import Talker
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.talk_span import TalkSpan
+from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.work import Row, StepResult, TalkStep
 
 OPENING = 9  # positions
@@ -149,7 +150,7 @@ def build(options: Mapping[str, Any], device: str) -> Voice:
         CheckpointError: the folder is not a whole Qwen3-Omni, or has no voice.
     """
     asked = read_options(options, "qwen3 voice")
-    folder = open_folder(asked)
+    folder = OmniFolder(asked.folder)
     config = folder.config.talker
     if config is None:
         raise CheckpointError(

@@ -92,21 +92,16 @@ class TextLM:
             if step.hidden:
                 # A row of its own: a view would keep the hidden states of the whole batch alive until the last reader is done.
                 here = slice(at, at + len(step.tokens))
-                own = [hidden_D.clone() for hidden_D in self.handed(step, hidden_TD[here], {i: x[here] for i, x in taps.items()})]
-                refs = tuple(slots.keep(row, "hidden", step.start + i, hidden_D) for i, hidden_D in enumerate(own))
+                refs = tuple(slots.keep(row, "hidden", step.start + i, x_D.clone()) for i, x_D in enumerate(hidden_TD[here]))
                 result.tensors = {"hidden": refs}
             if step.inner:
-                result.tensors |= self.inner(row, step, taps, at, slots)
+                result.tensors |= self.inner(row, step, hidden_TD, taps, at, slots)
             at += len(step.tokens)
         return drawn
 
     def taps_of(self, steps: Sequence[ArStep]) -> tuple[int, ...]:
-        """Layers whose input `inner` and `handed` are to have."""
+        """Layers whose input `inner` is to have."""
         return ()
-
-    def handed(self, step: ArStep, hidden_ND: torch.Tensor, taps: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """What port "hidden" has for the tokens of a step, [N, D]."""
-        return hidden_ND
 
     def given(self, row: Row, step: ArStep, slots: Slots) -> Given | None:
         """What a step brings beside ids.
@@ -119,9 +114,18 @@ class TextLM:
         return None
 
     def inner(
-        self, row: Row, step: ArStep, taps: Mapping[int, torch.Tensor], at: int, slots: Slots
+        self, row: Row, step: ArStep, hidden_TD: torch.Tensor, taps: Mapping[int, torch.Tensor], at: int, slots: Slots
     ) -> dict[str, tuple[TensorRef, ...]]:
-        """Tensors of states at the insets of a step whose tokens begin at `at` of the batch."""
+        """What a talker reads of a step whose tokens begin at `at` of the batch, by port; a view would keep the batch alive.
+
+        Args:
+            row: whose step it is.
+            step: it asks for this.
+            hidden_TD: the last states of the batch.
+            taps: what layers of `taps_of` were fed, [T, D] each.
+            at: see above.
+            slots: where tensors are kept.
+        """
         return {}
 
     def _draw(self, logits_V: torch.Tensor, step: ArStep, held: _Held) -> StepResult:

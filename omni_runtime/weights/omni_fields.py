@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from omni_runtime.errors import unknown
+from omni_runtime.errors import CheckpointError, unknown
 from omni_runtime.weights.folder_config import NOTES
-from omni_runtime.weights.json_file import Fields
+from omni_runtime.weights.json_file import Fields, read_json
 
 # What configurations of transformers 4 repeat in every nested object: none of it is read by the parts.
 NESTED = NOTES | {
@@ -28,6 +30,18 @@ ROPE = {"rope_theta", "rope_scaling", "rope_parameters"}
 DECODER = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"}
 DECODER |= {"head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act"} | ROPE
 DECODER |= {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+
+
+def read_values(folder: Path) -> tuple[Mapping[str, Any], Path]:
+    """config.json of a folder, and where it is.
+
+    Raises:
+        CheckpointError: no such folder or file, or no sound JSON.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such folder; give one that holds config.json and *.safetensors")
+    path = folder / "config.json"
+    return read_json(path, "give the folder that holds it, or fetch it again"), path
 
 
 def architecture(f: Fields, names: tuple[str, ...], kind: str) -> None:

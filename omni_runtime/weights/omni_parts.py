@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 
@@ -34,6 +35,44 @@ class Timing:
     whole: bool = False  # times of a clip's steps are cut to whole positions
     chunk: int = 0  # a clip and its sound take turns by so many positions; 0: by each step of the clip
     marks: int = 2  # positions that the two tokens before and after a clip with its sound take
+
+
+class AudioShape(Protocol):
+    """What is asked of an audio encoder from outside of it."""
+
+    @property
+    def mels(self) -> int: ...
+
+
+class VisionShape(Protocol):
+    """What is asked of a vision encoder from outside of it."""
+
+    @property
+    def patch(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def temporal(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def pixels(self) -> int:
+        """Numbers of one flattened patch."""
+
+
+class OmniShape(Protocol):
+    """What the configurations of all families have."""
+
+    @property
+    def thinker(self) -> DecoderConfig: ...
+    @property
+    def audio(self) -> AudioShape: ...
+    @property
+    def vision(self) -> VisionShape: ...
+    @property
+    def tokens(self) -> MediaTokens: ...
+    @property
+    def timing(self) -> Timing: ...
 
 
 def decoder_names(config: DecoderConfig, prefix: str, embedding: str, head: str) -> dict[str, str]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omni_runtime.weights.json_file import Fields, read_json
-from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config
-from omni_runtime.weights.qwen3_omni_parts import OmniConfig
+from omni_runtime.weights.omni_parts import OmniShape
 
 FILE = "preprocessor_config.json"
 SOUND = {"n_fft": 400, "hop_length": 160, "sampling_rate": 16_000}  # what `log_mel` computes
@@ -35,7 +34,7 @@ class PatchRules:
         return self.patch * self.merge
 
 
-def read_patch_rules(folder: Path, config: OmniConfig | Qwen25Config) -> PatchRules:
+def read_patch_rules(folder: Path, config: OmniShape) -> PatchRules:
     """The rules of a folder, which must be those of its encoders.
 
     Raises:

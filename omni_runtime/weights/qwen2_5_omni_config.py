@@ -13,8 +13,19 @@ from typing import Any
 from omni_runtime.errors import CardError, CheckpointError
 from omni_runtime.weights.decoder_config import DecoderConfig
 from omni_runtime.weights.folder_config import MOST, NOTES
-from omni_runtime.weights.json_file import Fields, read_json
-from omni_runtime.weights.omni_fields import DECODER, NESTED, architecture, full_attention, only_value, part, rope, token, whole
+from omni_runtime.weights.json_file import Fields
+from omni_runtime.weights.omni_fields import (
+    DECODER,
+    NESTED,
+    architecture,
+    full_attention,
+    only_value,
+    part,
+    read_values,
+    rope,
+    token,
+    whole,
+)
 from omni_runtime.weights.omni_parts import MediaTokens, Timing
 from omni_runtime.weights.qwen2_5_omni_parts import (
     AudioConfig,
@@ -45,10 +56,7 @@ def read_qwen25_config(folder: Path) -> Qwen25Config:
         CheckpointError: no such folder or file, another architecture, or a key that is missing, misspelt, of the wrong kind,
             contradicted by another, or asks for what is not computed.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder; give one that holds config.json and *.safetensors")
-    path = folder / "config.json"
-    return parse_qwen25_config(read_json(path, "give the folder that holds it, or fetch it again"), path)
+    return parse_qwen25_config(*read_values(folder))
 
 
 def parse_qwen25_config(values: Mapping[str, Any], path: Path) -> Qwen25Config:

@@ -13,8 +13,19 @@ from typing import Any
 from omni_runtime.errors import CardError, CheckpointError
 from omni_runtime.weights.decoder_config import DecoderConfig, Sparse
 from omni_runtime.weights.folder_config import MOST, NOTES
-from omni_runtime.weights.json_file import Fields, read_json
-from omni_runtime.weights.omni_fields import DECODER, NESTED, ROPE, architecture, full_attention, only_value, part, rope, token
+from omni_runtime.weights.json_file import Fields
+from omni_runtime.weights.omni_fields import (
+    DECODER,
+    NESTED,
+    ROPE,
+    architecture,
+    full_attention,
+    only_value,
+    part,
+    read_values,
+    rope,
+    token,
+)
 from omni_runtime.weights.qwen3_omni_parts import (
     CHUNK_TOKENS,
     AudioConfig,
@@ -26,6 +37,7 @@ from omni_runtime.weights.qwen3_omni_parts import (
 )
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
+KIND = "qwen3_omni_moe"
 
 _SPARSE = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "use_qk_norm"}
 _SPARSE |= {"decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"}
@@ -38,10 +50,7 @@ def read_omni_config(folder: Path) -> OmniConfig:
         CheckpointError: no such folder or file, another architecture, or a key that is missing, misspelt, of the wrong kind,
             contradicted by another, or asks for what is not computed.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder; give one that holds config.json and *.safetensors")
-    path = folder / "config.json"
-    return parse_omni_config(read_json(path, "give the folder that holds it, or fetch it again"), path)
+    return parse_omni_config(*read_values(folder))
 
 
 def parse_omni_config(values: Mapping[str, Any], path: Path) -> OmniConfig:
@@ -51,7 +60,7 @@ def parse_omni_config(values: Mapping[str, Any], path: Path) -> OmniConfig:
         CheckpointError: see `read_omni_config`.
     """
     f = Fields(path, values)
-    architecture(f, (ARCHITECTURE,), "qwen3_omni_moe")
+    architecture(f, (ARCHITECTURE,), KIND)
     outer = ("im_start", "im_end", "system", "user", "assistant", "tts_pad", "tts_bos", "tts_eos")
     f.only(
         NOTES | {f"{name}_token_id" for name in outer} | {"architectures", "model_type", "enable_audio_output", "thinker_config"}

@@ -21,8 +21,8 @@ from omni_runtime.ask import Question  # noqa: E402
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError  # noqa: E402
 from omni_runtime.executors.codec import decode_report, encode  # noqa: E402
 from omni_runtime.experts import media_decode  # noqa: E402
+from omni_runtime.experts.omni_prepare import Prepare, build  # noqa: E402
 from omni_runtime.experts.patches import resize  # noqa: E402
-from omni_runtime.experts.qwen3_prepare import Prepare, build  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
 from omni_runtime.media_files import check_decoders, read_source  # noqa: E402
 from omni_runtime.messages import MEDIA, normal  # noqa: E402
@@ -233,7 +233,7 @@ def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPa
 def test_a_folder_without_the_token_that_ends_a_sound() -> None:
     other = expert()
     with pytest.raises(CheckpointError, match="audio_end"):
-        Prepare(_Without(other.tokenizer), other.config, other.rules)  # type: ignore[arg-type]
+        Prepare(other.family, _Without(other.tokenizer), other.config, other.rules)  # type: ignore[arg-type]
 
 
 class _Without:

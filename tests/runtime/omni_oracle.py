@@ -15,7 +15,7 @@ from omni_runtime.programs.omni import omni
 sys.path.append(str(Path(__file__).resolve().parents[1] / "experts"))
 from tiny_qwen3 import folder, reference
 
-from omni_runtime.experts.qwen3_prepare import build
+from omni_runtime.experts.omni_prepare import build
 from omni_runtime.experts.slots import Slots
 from omni_runtime.messages import normal
 from omni_runtime.work import CallStep, Row

@@ -74,7 +74,7 @@ def card(checkpoint: str) -> ModelCard:
         name="stub",
         experts={
             "prepare": ExpertSpec(
-                build="omni_runtime.experts.qwen3_prepare:build",
+                build="omni_runtime.experts.omni_prepare:build",
                 ops={"prepare": limits},
                 options={"checkpoint": checkpoint},
                 place="host",

@@ -61,7 +61,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def test_an_omni_folder_of_the_published_layout(tmp_path: Path) -> None:
-    from omni_runtime.experts.qwen3_prepare import build
+    from omni_runtime.experts.omni_prepare import build
 
     folder = write_toy_omni(tmp_path / "omni")
     expected = build({"checkpoint": str(folder)}, "cpu").tokenizer.encode_chat("hello")

@@ -1,7 +1,7 @@
-"""The host side of a Qwen3-Omni request: op `prepare` turns messages with media into a prompt and what its encoders take.
+"""The host side of a request to an omni model: op `prepare` turns messages with media into a prompt and what its encoders take.
 
 `designs/0022-messages.md` has the table of its ports. It keeps no state, and its results are numbers, lists and arrays, so they
-are the same after a way through a process.
+are the same after a way through a process. Which family it is, the folder tells (`omni_families`).
 
 Suffixes: B bins, T frames, S frames of a clip, X numbers of a patch, 3 axes, N tokens.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,19 +20,17 @@ from omni_runtime.experts.base import Op
 from omni_runtime.experts.insets import Inset, expand, insets
 from omni_runtime.experts.log_mel import log_mel
 from omni_runtime.experts.multimodal_positions import Clip, Grid, Media, place
+from omni_runtime.experts.omni_family import OmniFamily
+from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.patches import chosen_frames, fitting, image_patches, video_patches
-from omni_runtime.experts.qwen3_audio import audio_tokens
-from omni_runtime.experts.qwen3_options import read_options
-from omni_runtime.experts.qwen3_talker import user_turns
 from omni_runtime.experts.resample import mono
 from omni_runtime.experts.slots import Slots
 from omni_runtime.messages import MEDIA
+from omni_runtime.weights.omni_parts import OmniShape
 from omni_runtime.weights.preprocessor import PatchRules, clip_rules, read_patch_rules
-from omni_runtime.weights.qwen3_omni_parts import OmniConfig
 from omni_runtime.weights.tokenizer import ChatTokenizer
 from omni_runtime.work import CallStep, Row, StepResult
 
-AUDIO_END = "<|audio_end|>"
 AT_ONCE = 16  # frames of a clip that are cut into patches together: 300 MB on the way where a step has most vectors
 
 Array = np.ndarray[Any, Any]
@@ -53,13 +50,14 @@ class _Gathered:
 
 
 class Prepare:
-    """Tokenizer, template and rules of one folder."""
+    """Family, tokenizer, template and rules of one folder."""
 
-    def __init__(self, tokenizer: ChatTokenizer, config: OmniConfig, rules: PatchRules) -> None:
-        self.tokenizer, self.config, self.rules, self.clips = tokenizer, config, rules, clip_rules(rules)
-        ends = tokenizer.encode(AUDIO_END, control=True)
+    def __init__(self, family: OmniFamily, tokenizer: ChatTokenizer, config: OmniShape, rules: PatchRules) -> None:
+        self.family, self.tokenizer, self.config = family, tokenizer, config
+        self.rules, self.clips = rules, clip_rules(rules)
+        ends = tokenizer.encode(family.audio_end, control=True)
         if len(ends) != 1:
-            raise CheckpointError(f"tokenizer.json: {AUDIO_END!r} is no token there; fetch the folder again")
+            raise CheckpointError(f"tokenizer.json: {family.audio_end!r} is no token there; fetch the folder again")
         self._audio_end = ends[0]
         self.ops: Mapping[str, Op] = {"prepare": self.prepare}
 
@@ -83,22 +81,25 @@ class Prepare:
             self._check_length(len(short))
             return self._items(short, [], found, None)
         c = self.config
-        media = Media(tuple(found.images), tuple(found.clips), tuple(audio_tokens(mel.shape[1]) for mel in found.sounds))
+        sounds = tuple(self.family.audio_tokens(mel.shape[1]) for mel in found.sounds)
+        media = Media(tuple(found.images), tuple(found.clips), sounds)
         ids = expand(short, c.tokens, media, c.vision.merge, c.timing, self._audio_end, found.mixed)
         self._check_length(len(ids))
         return self._items(ids, insets(ids, c.tokens, media, c.vision.merge), found, media)
 
     def _items(self, ids: list[int], stretches: list[Inset], found: _Gathered, media: Media | None) -> dict[str, Any]:
-        heard = user_turns(ids, self.config.tokens)
-        own = [ids[i] for i in heard]
-        return {
+        items = {
             "tokens": ids,
             "sounds": found.sounds,
             "pictures": found.pictures,
             "insets": [self._inset(inset, found) for inset in stretches],
             "positions": [self._placed(ids, media, True)],
-            "turns": [[_parts(ids, heard, stretches), *self._placed(own, media, False)]],
         }
+        if self.family.user_turns is not None:
+            heard = self.family.user_turns(ids, self.config.tokens)
+            own = [ids[i] for i in heard]
+            items["turns"] = [[_parts(ids, heard, stretches), *self._placed(own, media, False)]]
+        return items
 
     @staticmethod
     def _inset(inset: Inset, found: _Gathered) -> list[Any]:
@@ -150,8 +151,12 @@ class Prepare:
         found.pictures.append(patches.reshape(*grid, -1))
 
     def _sound(self, sound: media_decode.Sound, found: _Gathered) -> None:
-        mel = log_mel(mono(sound.samples, sound.rate), self.config.audio.mels)
-        self._count(found, audio_tokens(mel.shape[1]))
+        mel = log_mel(mono(sound.samples, sound.rate), self.config.audio.mels, self.family.silence)
+        frames, least = mel.shape[1], self.family.least
+        if frames < least:
+            why = f"{frames} frames of 10 ms, and what has less than {least} is not heard by this model"
+            raise RequestError(f"audio: {why}; send a longer sound, or none")
+        self._count(found, self.family.audio_tokens(frames))
         found.sounds.append(mel)
 
     def _clip(self, part: Mapping[str, Any], found: _Gathered, together: bool) -> None:
@@ -193,17 +198,18 @@ def _parts(ids: Sequence[int], heard: Sequence[int], stretches: Sequence[Inset])
 
 
 def build(options: Mapping[str, Any], device: str) -> Prepare:
-    """The expert that a card names `omni_runtime.experts.qwen3_prepare:build`. Reads the small files of the folder only.
+    """The expert that a card names `omni_runtime.experts.omni_prepare:build`. Reads the small files of the folder only.
 
     Options: `checkpoint`, a folder.
 
     Raises:
         CardError: an unknown option, or one of the wrong type.
-        CheckpointError: the folder lacks a file, or they contradict each other.
+        CheckpointError: the folder is of no known family, lacks a file, or its files contradict each other.
     """
+    from omni_runtime.experts.omni_families import family_of
     from omni_runtime.weights.folder_tokenizer import folder_tokenizer
-    from omni_runtime.weights.qwen3_omni_config import read_omni_config
 
-    folder = Path(read_options(options, "qwen3 prepare").checkpoint)
-    config = read_omni_config(folder)
-    return Prepare(folder_tokenizer(folder, config.thinker.vocab), config, read_patch_rules(folder, config))
+    folder = read_options(options, "prepare").folder
+    family = family_of(folder)
+    config = family.read(folder)
+    return Prepare(family, folder_tokenizer(folder, config.thinker.vocab), config, read_patch_rules(folder, config))

@@ -1,4 +1,4 @@
-"""What a card says to the experts of Qwen3-Omni."""
+"""What a card says to the experts of an omni folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from omni_runtime.errors import CardError, CheckpointError, unknown
-from omni_runtime.weights.qwen3_omni import OmniFolder
 
 
 @dataclass(frozen=True)
@@ -17,6 +16,11 @@ class Options:
 
     checkpoint: str = ""  # folder that holds config.json
     linear: str = "auto"  # see `linear.LAYOUTS`
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint is."""
+        return Path(self.checkpoint)
 
 
 def read_options(options: Mapping[str, Any], what: str) -> Options:
@@ -36,12 +40,3 @@ def read_options(options: Mapping[str, Any], what: str) -> Options:
     if not found.checkpoint:
         raise CheckpointError(f"{what}: the card names no checkpoint; give the folder of one")
     return found
-
-
-def open_folder(options: Options) -> OmniFolder:
-    """The checkpoint, all of its tensors accounted for.
-
-    Raises:
-        CheckpointError: it is not a whole Qwen3-Omni.
-    """
-    return OmniFolder(Path(options.checkpoint))

@@ -1,9 +1,9 @@
-"""The encoders of Qwen3-Omni as experts: what a user sends becomes vectors of the thinker, a call for each sound or picture.
+"""The encoders of an omni folder as experts: what a user sends becomes vectors of the thinker, a call for each sound or picture.
 
 Op `hear` reads input "sounds", one float32 [B, T] of log-mel frames, and keeps port "vectors": one tensor [N, D]. Op `see` reads
 input "pictures", one float32 [steps, rows, columns, X] of patches: its shape is the grid, the order within a step is that of
-blocks (`patches`). It keeps "vectors" [N, D] and "features" [L, N, D]. Neither keeps state, and no result tells what else was in
-its batch.
+blocks (`patches`). It keeps "vectors" [N, D], and "features" [L, N, D] where the family has such. Neither keeps state, and no
+result tells what else was in its batch. Which family it is, the folder tells (`omni_families`).
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ import torch
 
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.base import Op
-from omni_runtime.experts.qwen3_audio import AudioEncoder
-from omni_runtime.experts.qwen3_options import open_folder, read_options
-from omni_runtime.experts.qwen3_vision import VisionEncoder
+from omni_runtime.experts.omni_families import family_of
+from omni_runtime.experts.omni_family import Hears, Sees
+from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import CallStep, Row, StepResult
 
 
 class Hearing:
-    """The audio encoder."""
+    """An audio encoder, of sounds of at least so many mel frames."""
 
-    def __init__(self, model: AudioEncoder) -> None:
-        self.model = model
+    def __init__(self, model: Hears, least: int = 1) -> None:
+        self.model, self._least = model, least
         self.ops: Mapping[str, Op] = {"hear": self.hear}
 
     def hear(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
         """Vectors for the sound of each row.
 
         Raises:
-            RequestError: a row without exactly one sound of at least one frame.
+            RequestError: a row without exactly one sound of at least the least frames.
         """
         given = [_one(row, "sounds", 2) for row in rows]
         for row, mel_BT in zip(rows, given, strict=True):
-            if mel_BT.shape[0] != self.model.config.mels or not mel_BT.shape[1]:
-                raise RequestError(f"loop {row.loop!r}: a sound of {mel_BT.shape}, [{self.model.config.mels}, frames] is needed")
+            mels = self.model.config.mels
+            if mel_BT.shape[0] != mels or mel_BT.shape[1] < self._least:
+                needed = f"[{mels}, frames] is needed, frames at least {self._least}"
+                raise RequestError(f"loop {row.loop!r}: a sound of {mel_BT.shape}, {needed}")
         found = self.model.encode([torch.tensor(mel_BT) for mel_BT in given]) if rows else []
         return [
             StepResult(tensors={"vectors": (slots.keep(row, "vectors", _index(row), vectors_ND),)})
@@ -48,9 +50,9 @@ class Hearing:
 
 
 class Seeing:
-    """The vision encoder."""
+    """A vision encoder."""
 
-    def __init__(self, model: VisionEncoder) -> None:
+    def __init__(self, model: Sees) -> None:
         self.model = model
         self.ops: Mapping[str, Op] = {"see": self.see}
 
@@ -69,12 +71,10 @@ class Seeing:
         pictures = [(torch.tensor(p).flatten(0, 2), (p.shape[0], p.shape[1], p.shape[2])) for p in given]
         results = []
         for row, seen in zip(rows, self.model.encode(pictures) if rows else [], strict=True):
-            at = _index(row)
-            vectors, features = (
-                slots.keep(row, "vectors", at, seen.vectors_ND),
-                slots.keep(row, "features", at, seen.features_LND),
-            )
-            results.append(StepResult(tensors={"vectors": (vectors,), "features": (features,)}))
+            made = {"vectors": seen.vectors_ND}
+            if seen.features_LND is not None:
+                made["features"] = seen.features_LND
+            results.append(StepResult(tensors={port: (slots.keep(row, port, _index(row), x),) for port, x in made.items()}))
         return results
 
 
@@ -101,15 +101,17 @@ def build_hearing(options: Mapping[str, Any], device: str) -> Hearing:
 
     Raises:
         CardError: an unknown option, or one of the wrong type.
-        CheckpointError: the folder is not a whole Qwen3-Omni.
+        CheckpointError: the folder is not a whole one of a family that is known.
     """
-    asked = read_options(options, "qwen3 hearing")
-    folder = open_folder(asked)
-    return Hearing(AudioEncoder(folder.config.audio, folder.named("thinker.audio_tower."), device, asked.linear))
+    asked = read_options(options, "hearing")
+    family = family_of(asked.folder)
+    folder = family.open(asked.folder)
+    return Hearing(family.hearing(folder.config.audio, folder.named("thinker.audio_tower."), device, asked.linear), family.least)
 
 
 def build_seeing(options: Mapping[str, Any], device: str) -> Seeing:
     """As `build_hearing`."""
-    asked = read_options(options, "qwen3 seeing")
-    folder = open_folder(asked)
-    return Seeing(VisionEncoder(folder.config.vision, folder.named("thinker.visual."), device, asked.linear))
+    asked = read_options(options, "seeing")
+    family = family_of(asked.folder)
+    folder = family.open(asked.folder)
+    return Seeing(family.seeing(folder.config.vision, folder.named("thinker.visual."), device, asked.linear))
