@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ import torch.nn.functional as F
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.ecapa import Ecapa
 from omni_runtime.experts.encoder_layers import Parts, Tensors
+from omni_runtime.experts.flow_window import Moved, Window
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.rotary import falling, halves, turn
 from omni_runtime.kernels import gate, modulate
@@ -35,30 +35,6 @@ from omni_runtime.weights.qwen2_5_omni_parts import FlowConfig
 
 WAVES = 256  # features of the sines and cosines that a time becomes
 NOBODY = 0  # the code of the branch that is told nothing
-
-
-@dataclass(frozen=True)
-class Window:
-    """A stretch of mel frames at one time of its ODE. It begins with a block.
-
-    `past` and what is kept of a block: [Y, 2, branches, H, B, E], keys and values of the Y layers that look back.
-    """
-
-    x_TM: torch.Tensor
-    time: float  # 0 is noise, 1 is sound
-    codes: Sequence[int]  # `repeats` frames each
-    voice_2D: torch.Tensor
-    guidance: float = 0.5
-    first: int = 0  # number of its first frame, which positions count from
-    past: torch.Tensor | None = None  # of the block before, in the same call of its own ODE; None: there is none
-    keep: int = 0  # block of the window, from 1 on, of which that is kept; 0: of none
-
-
-class Moved(NamedTuple):
-    """What a call gives for a window."""
-
-    velocity_TM: torch.Tensor
-    kept: torch.Tensor | None
 
 
 class _Layer(NamedTuple):
@@ -120,7 +96,7 @@ class Flow:
         c = self.config
         for window in windows:
             assert len(window.x_TM) == len(window.codes) * c.repeats > 0, f"{len(window.x_TM)} frames, {len(window.codes)} codes"
-        strands = [(r, branch) for r, window in enumerate(windows) for branch in range(2 if window.guidance >= 1e-5 else 1)]
+        strands = [(r, branch) for r, window in enumerate(windows) for branch in range(window.branches)]
         counts = [-(-len(windows[r].x_TM) // c.block) for r, _ in strands]
         fed = [self._fed(windows[r], branch) for r, branch in strands]
         x_NBD = torch.cat([F.pad(x, (0, 0, 0, -len(x) % c.block)).view(-1, c.block, c.width) for x in fed])

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from omni_runtime.errors import CheckpointError, RequestError
+from omni_runtime.errors import RequestError
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.code2wav import Code2Wav, Stream
 from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.speakers import voiced
 from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.work import AudioStep, Row, StepResult
 
@@ -87,8 +88,5 @@ def build(options: Mapping[str, Any], device: str) -> Qwen3Vocoder:
     """
     asked = read_options(options, "qwen3 vocoder")
     folder = OmniFolder(asked.folder)
-    if folder.config.vocoder is None:
-        raise CheckpointError(
-            f"{folder.folder}: enable_audio_output is false: this checkpoint has no voice, only text can be asked of it"
-        )
-    return Qwen3Vocoder(Code2Wav(folder.config.vocoder, folder.named("code2wav."), device, asked.linear))
+    config = voiced(folder.config.vocoder, folder.folder)
+    return Qwen3Vocoder(Code2Wav(config, folder.named("code2wav."), device, asked.linear))

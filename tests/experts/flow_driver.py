@@ -8,8 +8,9 @@ from itertools import pairwise
 import torch
 
 from omni_runtime.experts.bigvgan import BigVGAN
+from omni_runtime.experts.flow_window import Window
 from omni_runtime.experts.philox_noise import frame_noise
-from omni_runtime.experts.qwen25_flow import Flow, Window
+from omni_runtime.experts.qwen25_flow import Flow
 from omni_runtime.experts.runge_kutta import Trajectory
 from omni_runtime.loops.flow_chunks import STAGES, Chunk, FlowChunks, sway_times
 

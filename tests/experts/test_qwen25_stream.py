@@ -15,7 +15,7 @@ from flow_driver import integrate, log_spectral_distance, made, noise, pieces, s
 from tiny_qwen25 import bigvgan, flow, voice  # noqa: E402
 
 from omni_runtime.errors import RequestError  # noqa: E402
-from omni_runtime.experts.qwen25_flow import Window  # noqa: E402
+from omni_runtime.experts.flow_window import Window  # noqa: E402
 from omni_runtime.experts.runge_kutta import Trajectory  # noqa: E402
 from omni_runtime.loops.flow_chunks import STAGES, FlowChunks  # noqa: E402
 

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from flow_driver import integrate  # noqa: E402
 from tiny_qwen25 import bigvgan, flow, folder, reference, voice  # noqa: E402
 
-from omni_runtime.experts.qwen25_flow import Window  # noqa: E402
+from omni_runtime.experts.flow_window import Window  # noqa: E402
 from omni_runtime.loops.flow_chunks import sway_times  # noqa: E402
 from omni_runtime.weights.qwen2_5_omni_parts import WavesConfig  # noqa: E402
 
