@@ -16,7 +16,7 @@ from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config
 from omni_runtime.weights.speaker_names import read_speaker_names
 
 # What the makers draw codes with, and how many: 82 seconds of sound.
-SPEAK = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05, "max_frames": 4095}
+SPEAK = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05, "max_frames": 4096}
 FIRST = "chelsie"  # who speaks where nobody is named
 
 # Sizes of Qwen2.5-Omni-7B, to draw and simulate it without a checkpoint.
@@ -85,7 +85,7 @@ def _voice_loops(checkpoint: str | None, config: Qwen25Config | None) -> dict[st
         names = read_speaker_names(folder)
         talk = {"context": c.talker.decoder.positions, "text_end": c.talker.text_eos, "text_pad": c.talker.text_pad}
         talk["speakers"] = tuple(sorted(names, key=lambda name: name.lower() != FIRST))
-        defaults, _ = read_talker(folder, SPEAK, [c.talker.pad, c.talker.eos])
+        defaults, _ = read_talker(folder, SPEAK, [c.talker.pad, c.talker.eos], unsaid=0)
         flow = {"repeats": c.flow.repeats, "block": c.flow.block}
         hop, (behind, ahead) = c.waves.hop, c.waves.reach
     read = {"prompt": Slot(type="token"), "positions": Slot(type="positions"), "states": Slot(type="states", mode="stream")}

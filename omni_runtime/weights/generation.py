@@ -100,11 +100,14 @@ def read_generation(folder: Path, stop_tokens: tuple[int, ...], vocab: int, part
     return Generation(stop or stop_tokens, defaults, _unused(f))
 
 
-def read_talker(folder: Path, usual: Mapping[str, Any], eos: Sequence[int]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_talker(
+    folder: Path, usual: Mapping[str, Any], eos: Sequence[int], unsaid: int = 1
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Parameters of a `talk` loop as the file says, or as usual: its keys begin with "talker_". And notes, as `Generation` has.
 
-    A talker draws where the file does not say that it does not. Of n codes that its makers let it draw, the last is never spoken:
-    `talker_max_new_tokens` = n are n - 1 frames. Codes other than `eos`, which end an answer by config.json, are noted.
+    A talker draws where the file does not say that it does not. Of the n codes that its makers let it draw by
+    `talker_max_new_tokens`, the last `unsaid` are never spoken: one of Qwen3-Omni's, none of Qwen2.5-Omni's. Codes other than
+    `eos`, which end an answer by config.json, are noted.
 
     Raises:
         CheckpointError: as `read_generation`.
@@ -117,7 +120,7 @@ def read_talker(folder: Path, usual: Mapping[str, Any], eos: Sequence[int]) -> t
     sample = f.flag("do_sample", True)
     found = dict(usual) | _shared(f, sample) | ({} if sample else {"temperature": 0.0})
     if "max_new_tokens" in f:
-        found["max_frames"] = f.count("max_new_tokens") - 1
+        found["max_frames"] = f.count("max_new_tokens") - unsaid
     notes = [note for note in _unused(f, "talker_") if "max_new_tokens" not in note]
     if not set(f.ids("eos_token_id")) <= set(eos):
         notes.append(f"{FILE}: talker_eos_token_id={f.values['eos_token_id']!r} is not used, config.json says {list(eos)}")

@@ -15,8 +15,8 @@ from omni_runtime.experts.runge_kutta import Trajectory
 from omni_runtime.loops.flow_chunks import STAGES, Chunk, FlowChunks, sway_times
 
 
-def noise(flow: Flow, seed: int, low: int, high: int) -> torch.Tensor:
-    return torch.from_numpy(frame_noise(seed, 1, low, high - low, flow.config.mels).copy())
+def noise(flow: Flow, seed: int, low: int, high: int, node: int = 1) -> torch.Tensor:
+    return torch.from_numpy(frame_noise(seed, node, low, high - low, flow.config.mels).copy())
 
 
 Kept = list[torch.Tensor | None]
@@ -55,22 +55,30 @@ def made(
     seed: int,
     points: int = 10,
     past: Kept | None = None,
+    node: int = 1,
 ) -> tuple[torch.Tensor, Kept]:
     """The frames of a chunk, and what it leaves to the next."""
     c = flow.config
     own = codes[chunk.low // c.repeats : chunk.high // c.repeats]
-    noise_TM, keep = noise(flow, seed, chunk.low, chunk.high), (chunk.stop - chunk.low) // c.block
+    noise_TM, keep = noise(flow, seed, chunk.low, chunk.high, node), (chunk.stop - chunk.low) // c.block
     mel_TM, kept = integrate(flow, noise_TM, own, voice_2D, points, 0.5, chunk.low, past, keep)
     return mel_TM[chunk.start - chunk.low : chunk.stop - chunk.low], kept
 
 
 def streamed(
-    flow: Flow, plan: FlowChunks, codes: Sequence[int], voice_2D: torch.Tensor, seed: int, points: int = 10, carry: bool = True
+    flow: Flow,
+    plan: FlowChunks,
+    codes: Sequence[int],
+    voice_2D: torch.Tensor,
+    seed: int,
+    points: int = 10,
+    carry: bool = True,
+    node: int = 1,
 ) -> torch.Tensor:
     """Mel frames of a whole stream, chunk by chunk. Without `carry`, each chunk by itself."""
     parts, past = [], None
     for chunk in plan.chunks(len(codes) * flow.config.repeats):
-        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past)
+        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past, node)
         past = kept if carry else None
         parts.append(mel_TM)
     return torch.cat(parts)
