@@ -55,22 +55,30 @@ def made(
     seed: int,
     points: int = 10,
     past: Kept | None = None,
+    guidance: float = 0.5,
 ) -> tuple[torch.Tensor, Kept]:
     """The frames of a chunk, and what it leaves to the next."""
     c = flow.config
     own = codes[chunk.low // c.repeats : chunk.high // c.repeats]
     noise_TM, keep = noise(flow, seed, chunk.low, chunk.high), (chunk.stop - chunk.low) // c.block
-    mel_TM, kept = integrate(flow, noise_TM, own, voice_2D, points, 0.5, chunk.low, past, keep)
+    mel_TM, kept = integrate(flow, noise_TM, own, voice_2D, points, guidance, chunk.low, past, keep)
     return mel_TM[chunk.start - chunk.low : chunk.stop - chunk.low], kept
 
 
 def streamed(
-    flow: Flow, plan: FlowChunks, codes: Sequence[int], voice_2D: torch.Tensor, seed: int, points: int = 10, carry: bool = True
+    flow: Flow,
+    plan: FlowChunks,
+    codes: Sequence[int],
+    voice_2D: torch.Tensor,
+    seed: int,
+    points: int = 10,
+    carry: bool = True,
+    guidance: float = 0.5,
 ) -> torch.Tensor:
     """Mel frames of a whole stream, chunk by chunk. Without `carry`, each chunk by itself."""
     parts, past = [], None
     for chunk in plan.chunks(len(codes) * flow.config.repeats):
-        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past)
+        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past, guidance)
         past = kept if carry else None
         parts.append(mel_TM)
     return torch.cat(parts)
