@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -183,12 +183,3 @@ class FlowOp:
         if len(step.codes) * c.repeats != step.high - step.start:
             raise RequestError(f"{at}: {len(step.codes)} codes of {c.repeats} frames each for {where}")
         return step
-
-
-def held_bytes(state: Any) -> int:
-    """Of tensors that the state of a loop keeps."""
-    stream: _Stream | None = state.stream
-    if stream is None:
-        return 0
-    tensors = (stream.path.x_TM, *stream.path.slopes, *stream.past, *stream.kept)
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from omni_runtime.experts.decoder import DecoderLM
-from omni_runtime.experts.edits import History
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.sampling import draw
 from omni_runtime.experts.talk_span import Talked, TalkSpan
@@ -60,22 +59,6 @@ class Talker:
     def project(self, v_TW: torch.Tensor) -> torch.Tensor:
         """x_TD: what the decoder is fed for these vectors."""
         return self._project(v_TW)
-
-    @torch.inference_mode()
-    def opening(self, bos_W: torch.Tensor, first_W: torch.Tensor) -> torch.Tensor:
-        """[2, W]: the speaker's mark and the answer's first token, with the codec's marks."""
-        return torch.stack([bos_W, first_W]) + self.model.embed([self.config.pad, self.config.bos])
-
-    @torch.inference_mode()
-    def coded(self, codes: Sequence[int], said_TW: torch.Tensor) -> torch.Tensor:
-        """[T, W]: codes, each with what is said with it."""
-        return self.model.embed(codes) + said_TW
-
-    def history(self, prompt: int, codes: Sequence[int] = ()) -> History:
-        """What penalties count. The prompt counts as codes too: a mask each, then the two marks of the opening."""
-        history = History()
-        history.write(0, [self.config.mask] * prompt + [self.config.pad, self.config.bos, *codes])
-        return history
 
     @torch.inference_mode()
     def talk(self, spans: Sequence[TalkSpan]) -> list[Talked]:

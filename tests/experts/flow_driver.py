@@ -55,13 +55,14 @@ def made(
     seed: int,
     points: int = 10,
     past: Kept | None = None,
+    guidance: float = 0.5,
     node: int = 1,
 ) -> tuple[torch.Tensor, Kept]:
     """The frames of a chunk, and what it leaves to the next."""
     c = flow.config
     own = codes[chunk.low // c.repeats : chunk.high // c.repeats]
     noise_TM, keep = noise(flow, seed, chunk.low, chunk.high, node), (chunk.stop - chunk.low) // c.block
-    mel_TM, kept = integrate(flow, noise_TM, own, voice_2D, points, 0.5, chunk.low, past, keep)
+    mel_TM, kept = integrate(flow, noise_TM, own, voice_2D, points, guidance, chunk.low, past, keep)
     return mel_TM[chunk.start - chunk.low : chunk.stop - chunk.low], kept
 
 
@@ -73,12 +74,13 @@ def streamed(
     seed: int,
     points: int = 10,
     carry: bool = True,
+    guidance: float = 0.5,
     node: int = 1,
 ) -> torch.Tensor:
     """Mel frames of a whole stream, chunk by chunk. Without `carry`, each chunk by itself."""
     parts, past = [], None
     for chunk in plan.chunks(len(codes) * flow.config.repeats):
-        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past, node)
+        mel_TM, kept = made(flow, chunk, codes, voice_2D, seed, points, past, guidance, node)
         past = kept if carry else None
         parts.append(mel_TM)
     return torch.cat(parts)

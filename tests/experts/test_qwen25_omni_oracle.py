@@ -12,15 +12,19 @@ pytestmark = [pytest.mark.torch, pytest.mark.oracle]
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from driven import Line, drive  # noqa: E402
 from flow_driver import integrate  # noqa: E402
 from media_request import Family, Heard, Request  # noqa: E402
+from talk_driver import Thinker, Told, codes_alone, spec  # noqa: E402
 from tiny_qwen25 import audio_encoder, bigvgan, flow, folder, reference, talker, thinker, vision_encoder, voice  # noqa: E402
 
 from omni_runtime.draw import Draw, Edits  # noqa: E402
 from omni_runtime.experts.decoder import Given, Span  # noqa: E402
 from omni_runtime.experts.qwen25_audio import audio_tokens  # noqa: E402
 from omni_runtime.experts.qwen25_talker import spoken  # noqa: E402
-from omni_runtime.experts.talk_span import TalkSpan  # noqa: E402
+from omni_runtime.experts.slots import Slots  # noqa: E402
+from omni_runtime.experts.state_voice import StateVoice  # noqa: E402
+from omni_runtime.request import TalkParams  # noqa: E402
 from omni_runtime.weights.toy_qwen2_5_omni import token_ids  # noqa: E402
 
 torch.set_num_threads(1)
@@ -119,24 +123,18 @@ def test_whole_answers(asked: tuple[int, int, int, bool], who: str, penalty: flo
         said.append(spoken(ran.taps[0], ran.hidden_TD)[0])
         answer.append(int(ran.logits_RV[0].argmax()))
     assert answer == tokens
-    # The talker: positions count on from the thinker's.
-    model, c = talker(), talker().config
-    bos_W, eos_W, pad_W = thinker().embed([folder().speakers()[who].bos, c.text_eos, c.text_pad])
-    trailing = [*said[1:], eos_W]
-    fed_TW = torch.cat([*parts, model.opening(bos_W, said[0])])
-    positions_3T = torch.cat([torch.from_numpy(heard.placed.position_3N), heard.placed.next + torch.arange(2.0).expand(3, 2)], 1)
-    talking, found = model.model.cache(), list[int]()
+    # The talker, at the level of its model and as an expert: positions count on from the thinker's.
+    v_TW, placed = torch.cat([*parts, *(state_W[None] for state_W in said)]), heard.placed
+    told = Told(v_TW, count, placed.position_3N, placed.next, who)
+    embedding_VW, bos = folder().tensor("thinker.model.embed_tokens.weight"), folder().speakers()[who].bos
     how = Draw(0, 1, edits=Edits(repetition=penalty) if penalty != 1 else None)
-    while len(found) < CODES:
-        history = model.history(count, found)
-        span = TalkSpan(talking, talking.length, model.project(fed_TW), how, len(found), None, history, positions_3T)
-        (talked,) = model.talk([span])
-        if not talked.frame:
-            break
-        reply_W = trailing[len(found)] if len(found) < len(trailing) else pad_W
-        fed_TW = model.coded(talked.frame, reply_W[None])
-        positions_3T = torch.full((3, 1), heard.placed.next + 2 + len(found))
-        found += talked.frame
+    found = codes_alone(talker(), embedding_VW, bos, told, how, CODES)
+    slots = Slots("cpu#1")
+    thinker_of = Thinker(1, told, slots)
+    params = TalkParams(max_frames=CODES, speaker=who, repetition_penalty=penalty)
+    line = Line(1, spec(talker()), params, thinker_of.channels)
+    drive(StateVoice(talker(), embedding_VW, {who: bos}).talk, [line], slots, len(tokens), 40, thinker_of.feed)
+    assert [frame[0] for frame in line.pushed["codes"]] == codes
     assert found == codes
     assert len(set(found)) > (4 if penalty > 1 else 1)
     torch.manual_seed(6)
