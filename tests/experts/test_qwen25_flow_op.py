@@ -216,15 +216,23 @@ def test_another_chunk_goes_on_where_the_last_ended() -> None:
     expert.velocity([step(1, 0)], slots)
 
 
+def test_nothing_is_kept_yet() -> None:
+    for chunk, call in ((0, 1), (1, 0), (1, 2)):
+        with pytest.raises(RequestError, match="goes on with nothing; begin again with chunk 0"):
+            FlowOp(flow(), SPEAKERS).velocity([step(chunk, call)], Slots("cpu#1"))
+
+
 def test_frames_that_are_not_numbers_are_not_given() -> None:
-    slots, expert = (
-        Slots("cpu#1"),
-        FlowOp(flow(), {"Ethan": (torch.full_like(SPEAKERS["Ethan"][0], torch.nan), SPEAKERS["Ethan"][1])}),
-    )
+    """And who was computed before them in that batch is as before."""
+    condition_K, mel_TM = SPEAKERS["Ethan"]
+    slots, expert = Slots("cpu#1"), FlowOp(flow(), SPEAKERS | {"Broken": (condition_K * torch.nan, mel_TM)})
     for call in range(3):
-        expert.velocity([step(0, call)], slots)
-    with pytest.raises(FloatingPointError, match="frames 0 to 16"):
-        expert.velocity([step(0, 3)], slots)
+        expert.velocity([step(0, call), replace(step(0, call, speaker="Broken"), run=6)], slots)
+    for run in (6, 5):
+        with pytest.raises(FloatingPointError, match="frames 0 to 16"):
+            expert.velocity([replace(step(0, 3), run=5), replace(step(0, 3, speaker="Broken"), run=6)], slots)
+        assert slots.other(run, "flow_decode").stream.step.call == 2
+    assert expert.velocity([step(0, 3)], slots)[0].items["mel"].shape == (16, MELS)
 
 
 def test_a_voice_is_made_once_a_speaker() -> None:
