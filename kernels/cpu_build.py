@@ -1,4 +1,4 @@
-"""Compiles `cpu.c` for the processor that it will run on, once, and loads it.
+"""Compiles the C files beside it for the processor that it will run on, once, and loads it.
 
 The library lies in `OMNI_CACHE`, else in `XDG_CACHE_HOME/omni_runtime` or `~/.cache/omni_runtime`, under a name that tells
 source, compiler, flags and processor apart: a home that several machines share holds one for each. Without a compiler, or
@@ -22,8 +22,9 @@ import torch  # brings the OpenMP threads that the library shares with it; with 
 
 from omni_runtime.errors import OmniError
 
-SOURCE = Path(__file__).with_name("cpu.c")
-PARTS = (SOURCE, SOURCE.with_name("cpu_product.h"))
+HERE = Path(__file__).parent
+SOURCES = (HERE / "cpu.c",)
+PARTS = (*SOURCES, HERE / "cpu_product.h")
 # No errno, or expf and sqrtf are calls. Contraction as GCC does it by default: every product-sum is one rounding in every kernel.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
 SECONDS = 120.0
@@ -55,7 +56,7 @@ def _built() -> tuple[ctypes.CDLL | None, str]:
             _compile(command, path)
         return ctypes.CDLL(str(path)), ""
     except (OSError, RuntimeError, subprocess.SubprocessError, OmniError) as error:  # RuntimeError: nobody has this home
-        return None, f"{command} cannot build {SOURCE.name}: {error}"
+        return None, f"{command} cannot build {SOURCES[0].name}: {error}"
 
 
 def library() -> ctypes.CDLL | None:
@@ -71,15 +72,20 @@ def why() -> str:
 def _compile(command: str, path: Path) -> None:
     """Written beside and renamed: several processes may compile at once."""
     with tempfile.TemporaryDirectory(dir=path.parent) as kept:
-        made, whole = Path(kept) / "cpu.o", Path(kept) / "cpu.so"
-        _run([command, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", str(made)])
+        whole = Path(kept) / "cpu.so"
+
+        def build(*more: str) -> None:
+            made = [Path(kept) / f"{source.stem}.o" for source in SOURCES]
+            for source, part in zip(SOURCES, made, strict=True):
+                _run([command, *FLAGS, *more, "-c", str(source), "-o", str(part)])
+            _run([command, "-shared", *map(str, made), "-o", str(whole), "-lm"])
+
         # Linked without OpenMP: its functions are found in the one that torch has loaded.
-        _run([command, "-shared", str(made), "-o", str(whole), "-lm"])
+        build("-fopenmp")
         try:
             ctypes.CDLL(str(whole))
         except OSError:  # torch brought another OpenMP: one thread, then
-            _run([command, *FLAGS, "-c", str(SOURCE), "-o", str(made)])
-            _run([command, "-shared", str(made), "-o", str(whole), "-lm"])
+            build()
         os.replace(whole, path)
 
 
