@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 from forced import Killing, Preempting  # noqa: E402
 from omni_oracle import ASKED, CARD, same, wish  # noqa: E402
 from omni_runtime.programs.omni import omni  # noqa: E402
+from torn import chopped  # noqa: E402
 
-from omni_runtime.card import ModelCard, OpLimits  # noqa: E402
 from omni_runtime.executors.lineup import lineup  # noqa: E402
 from omni_runtime.executors.process import ProcessExecutor  # noqa: E402
 from omni_runtime.runtime import Runtime  # noqa: E402
@@ -29,25 +29,9 @@ WORKERS = {
 }
 
 
-def chopped(seed: int) -> ModelCard:
-    """The card with drawn limits: places in a batch, its size, and a chunk of one prompt or stream. Prompts here have 30 to 150
-    tokens, so each is cut wherever it happens, in the middle of a picture too."""
-    dice = random.Random(seed)
-
-    def limits(op: str, before: OpLimits) -> OpLimits:
-        size = dice.randint(1, MOST[op])
-        return OpLimits(units=dice.randint(1, size), size=size, chunk=dice.randint(1, size), cost=before.cost)
-
-    experts = {
-        name: spec.model_copy(update={"ops": {op: limits(op, before) for op, before in spec.ops.items()}})
-        for name, spec in CARD.experts.items()
-    }
-    return CARD.model_copy(update={"experts": experts})
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_any_chunks_and_batches_and_losses(seed: int) -> None:
-    card = chopped(seed)
+    card = chopped(CARD, seed, MOST)
     made = lineup([card], "loopback", workers=WORKERS if seed % 2 else None, threads=1)
     forced = [Preempting(executor, 0.05, seed) for executor in made]  # after each, a prompt in chunks of one is 10,000 units
     names = random.Random(seed).sample(sorted(ASKED), 3)
@@ -63,7 +47,7 @@ def test_any_chunks_and_batches_and_losses(seed: int) -> None:
 
 def test_eight_at_once_on_three_processes_that_die() -> None:
     """Thinker, talker and vocoder in processes of their own, each killed with units in flight; prompts in drawn chunks."""
-    card = chopped(8)
+    card = chopped(CARD, 8, MOST)
     made = lineup([card], "process", workers=WORKERS, threads=1)
     killing = [Killing(one, seed, 9) if isinstance(one, ProcessExecutor) and seed < 3 else one for seed, one in enumerate(made)]
     with Runtime([card], executors=killing) as runtime:
