@@ -1,7 +1,7 @@
 """A random omni model of middle size through the whole runtime, beside transformers' `generate` on the same files.
 
-Greedy: both give the same tokens and codes, which is checked, alone and among eight; and the same wave to 1e-3, or, where a stream
-is not quite one call (Qwen2.5-Omni), the difference is told in dB. They take turns.
+Greedy: both give the same tokens and codes, which is checked, alone and among eight; and the same wave to 1e-3, or, where a
+stream is not quite one call (Qwen2.5-Omni), the difference is told in dB. They take turns.
 Memory is the peak of a process that loads one side and answers once.
 
     python benchmarks/cascade.py [--family qwen2_5] [--json]

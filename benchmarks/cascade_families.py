@@ -210,8 +210,8 @@ def ours_qwen25(folder: Path, threads: int, tokens: int, frames: int) -> Ours:
 
 
 class TheirsQwen25(Theirs):
-    """Its talker is given the mask that transformers 5.24 drops where it is all ones (tests/experts/test_qwen25_omni_oracle.py tells
-    why), and its flow begins with our noise, so that the waves can be compared."""
+    """Its talker is given the mask that transformers 5.24 drops where it is all ones (test_qwen25_omni_oracle.py tells why), and
+    its flow begins with our noise, so that the waves can be compared."""
 
     def __init__(self, folder: Path, threads: int, tokens: int, frames: int) -> None:
         from transformers import Qwen2_5OmniForConditionalGeneration

@@ -1,7 +1,8 @@
 """A decoder of feature frames that looks some frames back and ahead, as an expert: op `decode_audio` keeps nothing.
 
-Each step brings the frames around those whose sound it wants. Rows are decoded one by one: four rows of one length together take
-0.7 of the time, but their samples differ from those of a row alone by 6e-7, since convolutions of torch sum in another order.
+Each step brings the frames around those whose sound it wants. Rows are decoded one by one: together, samples differ from those of
+a row alone by 6e-7, since convolutions of torch sum in another order, and little is won: two rows of 90 frames of a BigVGAN of
+the published shape take 4.9 to 6.3 s together and 5.3 to 6.4 one by one, on one thread of a busy machine.
 
 Suffixes: T frames, M numbers of a frame, S samples.
 """

@@ -21,15 +21,8 @@ from omni_runtime.executors.process import ProcessExecutor  # noqa: E402
 from omni_runtime.runtime import Runtime  # noqa: E402
 
 torch.set_num_threads(1)
-MOST = {
-    "forward": 24,
-    "talk": 12,
-    "velocity": 4,
-    "decode_audio": 60,
-    "hear": 3,
-    "see": 3,
-    "prepare": 3,
-}  # of one batch: tokens, frames, calls
+# Of one batch: tokens, codes, velocities, mel frames, calls.
+MOST = {"forward": 24, "talk": 12, "velocity": 4, "decode_audio": 60, "hear": 3, "see": 3, "prepare": 3}
 WORKERS = {
     "minds": ["qwen2_5_omni/thinker", "qwen2_5_omni/hearing"],
     "voices": ["qwen2_5_omni/talker", "qwen2_5_omni/seeing"],

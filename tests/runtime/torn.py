@@ -9,8 +9,8 @@ from omni_runtime.card import ModelCard, OpLimits
 
 
 def chopped(card: ModelCard, seed: int, most: Mapping[str, int]) -> ModelCard:
-    """The card with drawn limits: places in a batch, its size, and a chunk of one prompt or stream. Prompts of these tests have 30
-    to 150 tokens, so each is cut wherever it happens, in the middle of a picture too.
+    """The card with drawn limits: places in a batch, its size, and a chunk of one prompt or stream. Prompts of these tests have
+    30 to 150 tokens, so each is cut wherever it happens, in the middle of a picture too.
 
     Args:
         most: of one batch of an op: tokens, frames, calls.
