@@ -15,9 +15,10 @@ ENCODE = OpCost(batch=4e-3, unit=4e-3, work=1e-3, reach=0.0)
 PREPARE = OpCost(batch=1e-3, unit=5e-3, work=1e-6, reach=0.0)
 
 
-def expert(part: str, checkpoint: str | None, **more: Any) -> ExpertSpec:
-    """An expert of a checkpoint; `part` is its module and builder."""
-    return ExpertSpec(build=f"omni_runtime.experts.{part}", options={"checkpoint": checkpoint or ""}, **more)
+def expert(build: str, checkpoint: str | None, family: str = "", **more: Any) -> ExpertSpec:
+    """An expert of a checkpoint."""
+    options = {"checkpoint": checkpoint or ""} | ({"family": family} if family else {})
+    return ExpertSpec(build=build, options=options, **more)
 
 
 def kv_bytes(decoder: DecoderConfig) -> int:
@@ -25,21 +26,22 @@ def kv_bytes(decoder: DecoderConfig) -> int:
     return decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * 4
 
 
-def listeners(checkpoint: str | None, thinker: str, kv: int) -> dict[str, ExpertSpec]:
+def listeners(checkpoint: str | None, thinker: str, kv: int, family: str = "") -> dict[str, ExpertSpec]:
     """Experts `prepare`, `hearing`, `seeing` and `thinker`.
 
     Args:
         checkpoint: a folder.
-        thinker: module and builder.
+        thinker: "module:builder".
         kv: bytes of a position of the thinker.
+        family: "module:NAME" of an `OmniFamily` that is none of ours.
     """
     once = OpLimits(units=16, size=16, cost=ENCODE)
     read = {"prepare": OpLimits(units=4, size=4, cost=PREPARE)}
     forward = {"forward": OpLimits(units=128, size=1024, chunk=128, cost=FORWARD)}
     return {
-        "prepare": expert("omni_prepare:build", checkpoint, ops=read, place="host"),
-        "hearing": expert("omni_encoders:build_hearing", checkpoint, ops={"hear": once}),
-        "seeing": expert("omni_encoders:build_seeing", checkpoint, ops={"see": once}),
+        "prepare": expert("omni_runtime.experts.omni_prepare:build", checkpoint, family, ops=read, place="host"),
+        "hearing": expert("omni_runtime.experts.omni_encoders:build_hearing", checkpoint, family, ops={"hear": once}),
+        "seeing": expert("omni_runtime.experts.omni_encoders:build_seeing", checkpoint, family, ops={"see": once}),
         "thinker": expert(thinker, checkpoint, ops=forward, bytes_per_position=kv),
     }
 

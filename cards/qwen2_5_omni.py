@@ -52,7 +52,7 @@ def qwen2_5_omni(checkpoint: str | None = None) -> ModelCard:
         think |= {"stop_tokens": told.stop_tokens, "defaults": told.defaults}
         kv = kv_bytes(config.thinker)
     states = {"states": Port(type="states", device=True)} if voiced else {}
-    experts = listeners(checkpoint, "qwen25_thinker:build", kv)
+    experts = listeners(checkpoint, "omni_runtime.experts.qwen25_thinker:build", kv)
     loops = listening(think, states, turns=False, features=False)
     if voiced:
         experts |= _voice_experts(checkpoint, config)
@@ -68,11 +68,16 @@ def qwen2_5_omni(checkpoint: str | None = None) -> ModelCard:
 def _voice_experts(checkpoint: str | None, config: Qwen25Config | None) -> dict[str, ExpertSpec]:
     kv = TALKER_KV if config is None or config.talker is None else kv_bytes(config.talker.decoder)
     talk = OpLimits(units=64, size=512, chunk=128, cost=TALKING)
+    velocity = OpLimits(units=16, size=16, cost=VELOCITY)
     decode = OpLimits(units=8, size=512, cost=DECODE)
     return {
-        "talker": expert("qwen25_voice:build", checkpoint, ops={"talk": talk}, bytes_per_position=kv),
-        "flow": expert("qwen25_voice:build_flow", checkpoint, ops={"velocity": OpLimits(units=16, size=16, cost=VELOCITY)}),
-        "vocoder": expert("qwen25_voice:build_vocoder", checkpoint, ops={"decode_audio": decode}),
+        "talker": expert("omni_runtime.experts.qwen25_voice:build", checkpoint, ops={"talk": talk}, bytes_per_position=kv),
+        "flow": expert(
+            "omni_runtime.experts.qwen25_voice:build_flow",
+            checkpoint,
+            ops={"velocity": velocity},
+        ),
+        "vocoder": expert("omni_runtime.experts.qwen25_voice:build_vocoder", checkpoint, ops={"decode_audio": decode}),
     }
 
 

@@ -47,7 +47,7 @@ def qwen3_omni(checkpoint: str | None = None) -> ModelCard:
         think |= {"stop_tokens": told.stop_tokens, "defaults": told.defaults}
         kv = kv_bytes(config.thinker)
     spoken = {"spoken": Port(type="token"), "inner": Port(type="inner", device=True)} if voiced else {}
-    experts = listeners(checkpoint, "qwen3_thinker:build", kv)
+    experts = listeners(checkpoint, "omni_runtime.experts.qwen3_thinker:build", kv)
     loops = listening(think, spoken, turns=True, features=True)
     if voiced:
         experts |= _voice_experts(checkpoint, config)
@@ -65,8 +65,8 @@ def _voice_experts(checkpoint: str | None, config: OmniConfig | None) -> dict[st
     talk = OpLimits(units=64, size=512, chunk=128, cost=TALKING)
     decode = OpLimits(units=16, size=256, chunk=50, cost=DECODE)
     return {
-        "talker": expert("qwen3_voice:build", checkpoint, ops={"talk": talk}, bytes_per_position=kv),
-        "vocoder": expert("qwen3_vocoder:build", checkpoint, ops={"decode_audio": decode}),
+        "talker": expert("omni_runtime.experts.qwen3_voice:build", checkpoint, ops={"talk": talk}, bytes_per_position=kv),
+        "vocoder": expert("omni_runtime.experts.qwen3_vocoder:build", checkpoint, ops={"decode_audio": decode}),
     }
 
 

@@ -21,6 +21,20 @@ def omni(card: ModelCard | None = None) -> Program:
     """
     model = card or qwen3_omni()
     p = Program("omni", model)
+    asked, thought = thinking(p, model)
+    if "talk" not in model.loops:
+        p.lacks("audio", SILENT)
+        p.lacks("codes", SILENT)
+        return p
+    voice = _by_states if "flow" in model.loops else _by_tokens
+    told, samples = voice(p, asked, thought)
+    p.output("audio", samples.samples)
+    p.output("codes", told.codes)
+    return p
+
+
+def thinking(p: Program, model: ModelCard) -> tuple[NodePorts, NodePorts]:
+    """What all families have: input `messages`, outputs `text`, `tokens` and `logprobs`; the ports of `prepare` and `think`."""
     asked = p.loop("prepare", messages=p.input("messages"))
     heard = p.loop("hear", sounds=asked.sounds)
     seen = p.loop("see", pictures=asked.pictures)
@@ -31,15 +45,7 @@ def omni(card: ModelCard | None = None) -> Program:
     p.output("text", thought.text)
     p.output("tokens", thought.tokens)
     p.output("logprobs", thought.logprobs)
-    if "talk" not in model.loops:
-        p.lacks("audio", SILENT)
-        p.lacks("codes", SILENT)
-        return p
-    voice = _by_states if "flow" in model.loops else _by_tokens
-    told, samples = voice(p, asked, thought)
-    p.output("audio", samples.samples)
-    p.output("codes", told.codes)
-    return p
+    return asked, thought
 
 
 def _by_tokens(p: Program, asked: NodePorts, thought: NodePorts) -> tuple[NodePorts, NodePorts]:

@@ -97,14 +97,14 @@ def _one(row: Row, name: str, axes: int) -> np.ndarray[Any, np.dtype[np.float32]
 
 
 def build_hearing(options: Mapping[str, Any], device: str) -> Hearing:
-    """Options: `checkpoint`, a folder; `linear`, see `linear.LAYOUTS`.
+    """Options: `checkpoint`, a folder; `linear`, see `linear.LAYOUTS`; `family`, where it is none of ours.
 
     Raises:
         CardError: an unknown option, or one of the wrong type.
         CheckpointError: the folder is not a whole one of a family that is known.
     """
     asked = read_options(options, "hearing")
-    family = family_of(asked.folder)
+    family = family_of(asked)
     folder = family.open(asked.folder)
     return Hearing(family.hearing(folder.config.audio, folder.named("thinker.audio_tower."), device, asked.linear), family.least)
 
@@ -112,6 +112,6 @@ def build_hearing(options: Mapping[str, Any], device: str) -> Hearing:
 def build_seeing(options: Mapping[str, Any], device: str) -> Seeing:
     """As `build_hearing`."""
     asked = read_options(options, "seeing")
-    family = family_of(asked.folder)
+    family = family_of(asked)
     folder = family.open(asked.folder)
     return Seeing(family.seeing(folder.config.vision, folder.named("thinker.visual."), device, asked.linear))

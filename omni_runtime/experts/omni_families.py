@@ -1,11 +1,13 @@
-"""Which families of omni models there are, and which of them a folder is of. One more is one more name in `FAMILIES`."""
+"""Which families of omni models there are, and which of them a folder is of. One more is one more name in `FAMILIES`, or, of
+a model that is not ours, the option `family` of its card."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from importlib import import_module
 
-from omni_runtime.errors import unknown
+from omni_runtime.errors import CardError, unknown
 from omni_runtime.experts.omni_family import OmniFamily
+from omni_runtime.experts.omni_options import Options
 from omni_runtime.experts.qwen3_family import QWEN3
 from omni_runtime.experts.qwen25_family import QWEN25
 from omni_runtime.weights.json_file import Fields
@@ -14,13 +16,16 @@ from omni_runtime.weights.omni_fields import read_values
 FAMILIES = (QWEN3, QWEN25)
 
 
-def family_of(folder: Path) -> OmniFamily:
-    """The family that config.json names: by its architecture, or by model_type where it says none.
+def family_of(asked: Options) -> OmniFamily:
+    """The family that a card names, or that config.json does: by its architecture, or by model_type where it says none.
 
     Raises:
+        CardError: what the card names is none.
         CheckpointError: there is no such folder or file, or it is of no family here.
     """
-    values, path = read_values(folder)
+    if asked.family:
+        return _named(asked.family)
+    values, path = read_values(asked.folder)
     f = Fields(path, values)
     named, kind = f.items("architectures", []), f.text("model_type", "")
     for family in FAMILIES:
@@ -30,3 +35,14 @@ def family_of(folder: Path) -> OmniFamily:
         known = [name for family in FAMILIES for name in family.architectures]
         raise f.wrong("architectures", unknown("architecture", named[0] if len(named) == 1 else named, known))
     raise f.wrong("model_type", unknown("model_type", kind, [family.kind for family in FAMILIES]))
+
+
+def _named(name: str) -> OmniFamily:
+    module, _, value = name.partition(":")
+    try:
+        found = getattr(import_module(module), value)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CardError(f"option family={name!r} cannot be found: {error}; 'module:NAME' of an OmniFamily is needed") from None
+    if not isinstance(found, OmniFamily):
+        raise CardError(f"option family={name!r} is a {type(found).__name__}, an OmniFamily is needed")
+    return found

@@ -16,6 +16,7 @@ class Options:
 
     checkpoint: str = ""  # folder that holds config.json
     linear: str = "auto"  # see `linear.LAYOUTS`
+    family: str = ""  # "module:NAME" of an `OmniFamily`; "": the one of ours that config.json names
 
     @property
     def folder(self) -> Path:

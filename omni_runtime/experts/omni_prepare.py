@@ -200,7 +200,7 @@ def _parts(ids: Sequence[int], heard: Sequence[int], stretches: Sequence[Inset])
 def build(options: Mapping[str, Any], device: str) -> Prepare:
     """The expert that a card names `omni_runtime.experts.omni_prepare:build`. Reads the small files of the folder only.
 
-    Options: `checkpoint`, a folder.
+    Options: `checkpoint`, a folder; `family`, where it is none of ours.
 
     Raises:
         CardError: an unknown option, or one of the wrong type.
@@ -209,7 +209,7 @@ def build(options: Mapping[str, Any], device: str) -> Prepare:
     from omni_runtime.experts.omni_families import family_of
     from omni_runtime.weights.folder_tokenizer import folder_tokenizer
 
-    folder = read_options(options, "prepare").folder
-    family = family_of(folder)
+    asked = read_options(options, "prepare")
+    folder, family = asked.folder, family_of(asked)
     config = family.read(folder)
     return Prepare(family, folder_tokenizer(folder, config.thinker.vocab), config, read_patch_rules(folder, config))

@@ -30,6 +30,7 @@ from omni_runtime.experts import (  # noqa: E402
 )
 from omni_runtime.experts.base import verified  # noqa: E402
 from omni_runtime.experts.omni_families import FAMILIES, family_of  # noqa: E402
+from omni_runtime.experts.omni_options import Options  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
 from omni_runtime.messages import MEDIA, normal  # noqa: E402
 from omni_runtime.work import ArStep, CallStep, Row  # noqa: E402
@@ -188,11 +189,11 @@ def test_hidden_is_the_last_state_whoever_asks_for_inner() -> None:
 def test_a_folder_tells_its_family(tmp_path: Path) -> None:
     assert [family.kind for family in FAMILIES] == ["qwen3_omni_moe", "qwen2_5_omni"]
     for given in (tiny_qwen3.folder(), folder()):
-        family = family_of(given.folder)
+        family = family_of(Options(str(given.folder)))
         assert isinstance(given, family.open)  # type: ignore[arg-type]
         settings = json.loads((given.folder / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**settings, "architectures": None}))
-        assert family_of(tmp_path) is family
+        assert family_of(Options(str(tmp_path))) is family
         assert family.read(tmp_path) == given.config
 
 
