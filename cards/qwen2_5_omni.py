@@ -23,7 +23,8 @@ FIRST = "chelsie"  # who speaks where nobody is named
 THINKER_KV, TALKER_KV = 4 * 28 * 2 * 4 * 128, 4 * 24 * 2 * 4 * 64
 THINK: dict[str, Any] = {"context": 32_768, "vocabulary": 152_064, "stop_tokens": (151_645,)}
 TALK: dict[str, Any] = {"context": 32_768, "text_end": 151_861, "text_pad": 151_859, "speakers": ("Chelsie", "Ethan")}
-FLOW, HOP, REACH = {"repeats": 2, "block": 24}, 240, (34, 34)
+FLOW: dict[str, Any] = {"repeats": 2, "block": 24}
+HOP, REACH = 240, (34, 34)
 
 # Assumed as in `omni_parts`: the talker has 1.4e9 parameters; a velocity of a block is 48 frames through 0.33e9.
 TALKING = OpCost(batch=3e-3, unit=2e-4, work=2e-5, reach=1e-9)

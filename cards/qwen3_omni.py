@@ -21,7 +21,7 @@ SPEAK = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_frame
 THINKER_KV, TALKER_KV = 4 * 48 * 2 * 4 * 128, 4 * 20 * 2 * 2 * 128
 THINK: dict[str, Any] = {"context": 65_536, "vocabulary": 152_064, "stop_tokens": (151_645,)}
 TALK: dict[str, Any] = {"context": 65_536, "text_end": 151_673, "text_pad": 151_671, "speakers": ("Ethan", "Chelsie", "Aiden")}
-SOUND = {"hop": 1920, "lag": 555, "reach": 578}
+SOUND: dict[str, Any] = {"hop": 1920, "lag": 555, "reach": 578}
 
 # Assumed as in `omni_parts`: talker and predictor have 1.2e9 parameters a frame.
 TALKING = OpCost(batch=1.2e-2, unit=2e-4, work=2e-5, reach=1e-9)

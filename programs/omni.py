@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omni_runtime.cards.qwen3_omni import qwen3_omni
 
 from omni_runtime.card import ModelCard
@@ -38,7 +40,7 @@ def thinking(p: Program, model: ModelCard) -> tuple[NodePorts, NodePorts]:
     asked = p.loop("prepare", messages=p.input("messages"))
     heard = p.loop("hear", sounds=asked.sounds)
     seen = p.loop("see", pictures=asked.pictures)
-    media = {"insets": asked.insets, "sound": heard.vectors, "picture": seen.vectors}
+    media: dict[str, Any] = {"insets": asked.insets, "sound": heard.vectors, "picture": seen.vectors}
     if "features" in model.loops["think"].reads:
         media["features"] = seen.features
     thought = p.loop("think", prompt=asked.tokens, positions=asked.positions, **media)
@@ -50,7 +52,12 @@ def thinking(p: Program, model: ModelCard) -> tuple[NodePorts, NodePorts]:
 
 def _by_tokens(p: Program, asked: NodePorts, thought: NodePorts) -> tuple[NodePorts, NodePorts]:
     """The talker hears the thinker's tokens, and its states where media stood; its frames are sound at once."""
-    heard = {"turns": asked.turns, "insets": asked.insets, "inner": thought.inner, "text": p.handoff(thought.spoken)}
+    heard: dict[str, Any] = {
+        "turns": asked.turns,
+        "insets": asked.insets,
+        "inner": thought.inner,
+        "text": p.handoff(thought.spoken),
+    }
     told = p.loop("talk", prompt=asked.tokens, **heard)
     return told, p.loop("speak", frames=p.handoff(told.codes, capacity=TWO_SECONDS))
 
