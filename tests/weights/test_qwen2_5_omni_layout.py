@@ -17,7 +17,7 @@ from published_qwen2_5_omni import PUBLISHED_3B, PUBLISHED_7B  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from omni_runtime.errors import CheckpointError, CheckpointWarning  # noqa: E402
-from omni_runtime.experts.bigvgan import BigVGAN, reach  # noqa: E402
+from omni_runtime.experts.bigvgan import BigVGAN  # noqa: E402
 from omni_runtime.experts.decoder import DecoderLM  # noqa: E402
 from omni_runtime.experts.qwen25_audio import AudioEncoder  # noqa: E402
 from omni_runtime.experts.qwen25_flow import Flow  # noqa: E402
@@ -55,7 +55,7 @@ def test_published_sizes(size: str) -> None:
     assert c.talker is not None and c.flow is not None and c.waves is not None
     assert (c.audio.chunk, c.vision.window, sorted(c.vision.full)) == (200, 4, [7, 15, 23, 31])
     assert (c.flow.width, c.flow.layers, c.flow.heads, c.flow.block, c.flow.ahead) == (1024, 22, 16, 24, {10})
-    assert (c.waves.hop, reach(c.waves), c.timing.chunk) == (240, (34, 34), 50)
+    assert (c.waves.hop, c.waves.reach, c.timing.chunk) == (240, (34, 34), 50)
     counts = parameters(c)
     for part, count in counts.items():
         print(f"{size} {part}: {count:,} parameters, {2 * count / 2**30:.2f} GiB bfloat16, {4 * count / 2**30:.2f} GiB float32")
