@@ -33,7 +33,9 @@ def check(s: Scheduler) -> None:
         # `requests` and shares leave places empty on purpose, never all.
         suspects = any(o.unit.loop in o.run.solo for run in s.runs.values() for o in run.offers.values() if o.home == ex.name)
         if not suspects and len(ex.flying) < (1 if s.policy.whole or len(ex.shares) > 1 else ex.slots):
-            assert s.queues.head(ex, ex.groups) is None, f"{ex.name} is idle beside ready work"
+            head = s.queues.head(ex, ex.groups)
+            waits = head is not None and bool(ex.flying) and s.policy.early(head, s.queues, ex, s.costs)
+            assert head is None or waits, f"{ex.name} is idle beside ready work"
     assert set(s.where) == {b for ex in s.executors.values() for b in ex.flying}
     for run in s.runs.values():
         assert not run.closing or run.flying, f"run {run.id} is closed and its books are open"

@@ -12,6 +12,8 @@ from omni_runtime.scheduler.fill import Batch, Grow, Queues, pick
 from omni_runtime.scheduler.goal import NEVER
 from omni_runtime.scheduler.supply import RESERVE, Supply
 
+SHORT = 20  # gaps: a batch that is shorter is queued early, or the executor would stand idle for 5 % of the time
+
 
 class Policy:
     """First come, first served, step by step: units rank by the arrival of their request. The others refine it.
@@ -48,6 +50,10 @@ class Policy:
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, busy=bool(ex.flying))
         pick(queues.heaps[ex.name][group], batch)
         return group, batch
+
+    def early(self, group: Group, queues: Queues, ex: ExecBook, costs: Costs) -> bool:
+        """Whether a group waits on purpose while another is in flight."""
+        return False
 
     def lose(self, executor: str) -> None:
         """An executor is gone."""
@@ -87,10 +93,23 @@ class Deadline(Policy):
                 return None
         if supply.streams:
             group = self._kept(group, queues, ex, costs, supply, now)
+        if ex.flying and not several and self.early(group, queues, ex, costs):
+            return None
         slack = supply.allowed(ex.name, group[:2], now) if supply.streams else NEVER
         batch = Batch(limits[group[:2]], costs.model(group[0], group[1]), grow, slack, bool(ex.flying))
         pick(queues.heaps[ex.name][group], batch, ex.shares)
         return group, batch
+
+    def early(self, group: Group, queues: Queues, ex: ExecBook, costs: Costs) -> bool:
+        """Whether it is too early to decide: a loop in flight comes back with a step that is more urgent than this one, and what
+        is queued behind it now would run before that. An executor that stands idle for the gap between two batches loses less,
+        unless batches are short."""
+        unit = (first := queues.first(ex, group)).unit
+        seen = unit.lo * (unit.cached + unit.lo) if unit.kind.block else 0
+        seconds = costs.model(group[0], group[1]).predict(1, unit.lo * unit.weight, seen)
+        if seconds < SHORT * costs.gap:
+            return False
+        return any(offer.due + ex.bills[n].total < first.due for n, members in ex.flying.items() for offer in members)
 
     def _kept(self, group: Group, queues: Queues, ex: ExecBook, costs: Costs, supply: Supply, now: float) -> Group:
         """The group that runs now, where a promise would be broken by the most urgent one: a promised one instead.
