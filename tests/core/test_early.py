@@ -59,7 +59,7 @@ def test_a_talker_does_not_run_between_the_steps_of_the_first_sound(program: Pro
 
 def test_short_batches_are_queued_early(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the gap between two batches is worth more than a tenth of one, the executor does not stand idle for it."""
-    monkeypatch.setattr(Costs, "gap", property(lambda _: 0.002, lambda *_: None))
+    monkeypatch.setattr(Costs, "gap", property(lambda _: 0.002, lambda *_: None), raising=False)
     noted = story(program)
     before = noted[noted.index("F") : noted.index("S")]
     assert before.count("t") > 12, noted
