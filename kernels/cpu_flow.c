@@ -113,6 +113,21 @@ static void multiply(const float *a, long lda, const float *b, long ldb, long k,
     }
 }
 
+/* to[e][lane] = from[lane][e] of 16 lanes and 16 e. */
+INLINE void across(const float *const *from, float *to, long ldt) {
+    v16 a[16], b[16];
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define WEAVE(x, y)                                                                                      \
+    _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) y[2 * i] = __builtin_shufflevector(x[i], x[i + 8], LOW), \
+                                                    y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 8], HIGH);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = *(const v16 *)from[i];
+    WEAVE(a, b) WEAVE(b, a) WEAVE(a, b) WEAVE(b, a)
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) *(v16 *)(to + i * ldt) = a[i];
+}
+
 /* The halves (a, b) of a head become (a cos - b sin, b cos + a sin). */
 static void turn_head(const float *x, const float *turn, float *y, long E) {
     const long half = E / 2;
@@ -135,8 +150,7 @@ static void soften(float *scores, long rows, long count, long lanes, float scale
             v16 v = *(v16 *)(s + j);
             top = pick(v > top, v, top);
         }
-        float most = top[0];
-        for (int i = 1; i < 16; i++) most = top[i] > most ? top[i] : most;
+        const float most = most16(top);
         for (long j = 0; j < lanes; j += 16) {
             v16 p = exp16(*(v16 *)(s + j) - most);
             *(v16 *)(s + j) = p;
@@ -177,24 +191,33 @@ static void attention(const FlowModel *m, const FlowLayer *l, const FlowBatch *b
     long count = 0;
     for (int p = 0; p < parts; p++) count += seen[p].frames;
     const long lanes = (count + 15) / 16 * 16;
-    float *keys = room(0, lanes * E + count * E + frames * lanes + frames * E + E);
-    float *values = keys + lanes * E, *scores = values + count * E, *turned = scores + frames * lanes, *key = turned + frames * E;
+    float *keys = room(0, lanes * E + 2 * count * E + frames * (lanes + E)), *values = keys + lanes * E, *own_keys = values + count * E;
+    float *scores = own_keys + count * E, *turned = scores + frames * lanes;
+    const float **rows = (const float **)room(1, lanes * (sizeof *rows / sizeof(float)));
     const int keeps = w->kept && l->back >= 0 && at->block + 1 == w->keep;
     float *kept = keeps ? w->kept + ((2L * l->back * w->branches + at->branch) * m->heads + head) * B * E : NULL;
     long j = 0;
     for (int p = 0; p < parts; p++)
         for (long i = 0; i < seen[p].frames; i++, j++) {
-            const float *from = seen[p].key + i * seen[p].step, *value = seen[p].value + i * seen[p].step;
-            if (seen[p].turn) turn_head(from, seen[p].turn + i * E, key, E), from = key;
-            for (long e = 0; e < E; e++) keys[e * lanes + j] = from[e];
+            const float *value = seen[p].value + i * seen[p].step;
+            rows[j] = seen[p].key + i * seen[p].step;
+            if (seen[p].turn) {
+                turn_head(rows[j], seen[p].turn + i * E, own_keys + j * E, E);
+                rows[j] = own_keys + j * E;
+            }
             memcpy(values + j * E, value, E * sizeof(float));
             if (keeps && p == own) {
-                memcpy(kept + i * E, from, E * sizeof(float));
+                memcpy(kept + i * E, rows[j], E * sizeof(float));
                 memcpy(kept + (long)w->branches * m->heads * B * E + i * E, value, E * sizeof(float));
             }
         }
-    for (long e = 0; e < E; e++)
-        for (j = count; j < lanes; j++) keys[e * lanes + j] = 0.0f;
+    for (; j < lanes; j++) rows[j] = rows[0]; /* lanes of nobody: any number does */
+    for (j = 0; j < lanes; j += 16)
+        for (long e = 0; e < E; e += 16) {
+            const float *some[16];
+            for (int i = 0; i < 16; i++) some[i] = rows[j + i] + e;
+            across(some, keys + e * lanes + j, lanes);
+        }
     const float *asked = q;
     if (turn) {
         for (long i = 0; i < frames; i++) turn_head(q + i * step, turn + i * E, turned + i * E, E);
