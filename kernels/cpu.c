@@ -4,6 +4,7 @@
  * beside it, on how a prompt was cut, or on the number of threads. `cpu.py` and `experts/decoder_cpu.py` call this.
  */
 #include "cpu_product.h"
+#include "cpu_threads.h"
 
 static const float **rows_of(const float *x, long ldx, long rows) {
     const float **at = malloc(rows * sizeof *at);
@@ -51,34 +52,6 @@ typedef struct {
     int32_t *starts;                    /* [experts + 1] */
     const float **picked, **acted;      /* [rows x chosen] each */
 } Batch;
-
-typedef struct {
-    _Atomic int came, round;
-} Barrier;
-
-/* Everybody is here. Waits are microseconds, so they spin; where a neighbour took the core, they give it up. */
-static void wait_all(Barrier *b, int all) {
-    if (all == 1) return;
-    int round = atomic_load_explicit(&b->round, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&b->came, 1, memory_order_acq_rel) == all - 1) {
-        atomic_store_explicit(&b->came, 0, memory_order_relaxed);
-        atomic_store_explicit(&b->round, round + 1, memory_order_release);
-        return;
-    }
-    for (int spin = 0; atomic_load_explicit(&b->round, memory_order_acquire) == round; spin++)
-        if (spin > 4000) sched_yield();
-#if defined(__x86_64__)
-        else __builtin_ia32_pause();
-#endif
-}
-
-INLINE float sum16(v16 v) {
-    float s[16];
-    *(v16 *)s = v;
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) s[i] += s[i + half];
-    return s[0];
-}
 
 static void norm_row(const float *x, const float *w, float *y, int n, float eps) {
     v16 sum = {};
@@ -245,9 +218,6 @@ static void mixture(const Batch *b, const Mat *mats, int count, const float *con
         if (rows) share(mats + e, x + first, to + first * ldy, ldy, how, rows, me, all);
     }
 }
-
-#define EACH(count) for (long i = (count) * me / all; i < (count) * (me + 1) / all; i++)
-#define ALL wait_all(&barrier, all)
 
 /* Layers first..last of all rows, in place. */
 void omni_layers(const Layer *layers, int first, int last, const Batch *b) {

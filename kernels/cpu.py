@@ -53,6 +53,7 @@ def functions() -> Any:
         raise OmniError(f"kernels for the CPU were asked for, but {cpu_build.why()}; install one, or take 'auto'")
     found.omni_linear.argtypes = [_POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT, _INT]
     found.omni_layers.argtypes = [_POINTER, _INT, _INT, _POINTER]
+    found.omni_flow.argtypes = [_POINTER, _POINTER]
     found.omni_norm.argtypes = [_POINTER, _POINTER, _POINTER, _LONG, _INT, _FLOAT]
     return found
 
@@ -114,7 +115,6 @@ def linear(packed: Packed) -> Callable[[torch.Tensor], torch.Tensor]:
     inputs, outputs, work = mat.k, mat.n, mat.k * mat.n
 
     def apply(x_RK: torch.Tensor) -> torch.Tensor:
-        _ = packed  # its tensors live as long as this function
         if x_RK.dtype != torch.float32 or x_RK.shape[-1] != inputs:
             raise ValueError(f"linear: x {tuple(x_RK.shape)} of {x_RK.dtype} for a weight of {inputs} float32 inputs")
         y_RN = torch.empty(*x_RK.shape[:-1], outputs)
@@ -125,7 +125,13 @@ def linear(packed: Packed) -> Callable[[torch.Tensor], torch.Tensor]:
             run(at, flat_RK.data_ptr(), flat_RK.stride(0), y_RN.data_ptr(), outputs, rows, STORE, threads)
         return y_RN
 
+    apply.packed = packed  # type: ignore[attr-defined]  # its tensors live as long as this function; `packed_of` finds them
     return apply
+
+
+def packed_of(linear: Callable[[torch.Tensor], torch.Tensor]) -> Packed | None:
+    """The weight of a function that `linear` gave, for whoever runs several products in one call; None for another function."""
+    return getattr(linear, "packed", None)
 
 
 def definition(packed: Packed, x_RK: torch.Tensor) -> torch.Tensor:

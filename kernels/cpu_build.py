@@ -23,8 +23,8 @@ import torch  # brings the OpenMP threads that the library shares with it; with 
 from omni_runtime.errors import OmniError
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "cpu.c",)
-PARTS = (*SOURCES, HERE / "cpu_product.h")
+SOURCES = (HERE / "cpu.c", HERE / "cpu_flow.c")
+PARTS = (*SOURCES, HERE / "cpu_product.h", HERE / "cpu_threads.h")
 # No errno, or expf and sqrtf are calls. Contraction as GCC does it by default: every product-sum is one rounding in every kernel.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
 SECONDS = 120.0

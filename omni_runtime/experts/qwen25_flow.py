@@ -27,10 +27,12 @@ import torch.nn.functional as F
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.ecapa import Ecapa
 from omni_runtime.experts.encoder_layers import Parts, Tensors
+from omni_runtime.experts.flow_cpu import LANES, CpuFlow
 from omni_runtime.experts.flow_window import Moved, Window
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.rotary import falling, halves, turn
 from omni_runtime.kernels import gate, modulate
+from omni_runtime.kernels.cpu import packed_of
 from omni_runtime.weights.qwen2_5_omni_parts import FlowConfig
 
 WAVES = 256  # features of the sines and cosines that a time becomes
@@ -76,6 +78,11 @@ class Flow:
                 self._layers.append(layer)
             self._last, self._out = parts.dense("norm_out.linear"), parts.dense("proj_out")
             self._frequency = falling(c.head_dim, c.rope_theta)
+            self._native: CpuFlow | None = None
+            products = [[layer.qkv, layer.out, layer.wide, layer.narrow] for layer in self._layers]
+            packs, last = [[p for one in own if (p := packed_of(one))] for own in products], packed_of(self._out)
+            if last is not None and c.head_dim % LANES == 0:
+                self._native = CpuFlow(c, packs, self._in_DM, self._code_VD, last, self._told, self._frequency)
 
     @torch.inference_mode()
     def voice(self, condition_K: torch.Tensor, mel_TM: torch.Tensor) -> torch.Tensor:
@@ -96,6 +103,12 @@ class Flow:
         c = self.config
         for window in windows:
             assert len(window.x_TM) == len(window.codes) * c.repeats > 0, f"{len(window.x_TM)} frames, {len(window.codes)} codes"
+            assert window.keep * c.block <= len(window.x_TM), f"block {window.keep} of {len(window.x_TM)} frames is not whole"
+            if not 0 <= min(window.codes) <= max(window.codes) < c.codes:
+                wrong = next(code for code in window.codes if not 0 <= code < c.codes)
+                raise RequestError(f"codes: {wrong} is no code of sound, they are below {c.codes}; draw others")
+        if self._native is not None:
+            return self._native.velocity(windows)
         strands = [(r, branch) for r, window in enumerate(windows) for branch in range(window.branches)]
         counts = [-(-len(windows[r].x_TM) // c.block) for r, _ in strands]
         fed = [self._fed(windows[r], branch) for r, branch in strands]
@@ -144,9 +157,6 @@ class Flow:
     def _fed(self, window: Window, branch: int) -> torch.Tensor:
         """x_TD of a strand."""
         codes = [NOBODY] * len(window.codes) if branch else list(window.codes)
-        if not 0 <= min(codes) <= max(codes) < self.config.codes:
-            wrong = next(code for code in codes if not 0 <= code < self.config.codes)
-            raise RequestError(f"codes: {wrong} is no code of sound, they are below {self.config.codes}; draw others")
         told_TD = self._code_VD[torch.tensor(codes, device=self.device)].repeat_interleave(self.config.repeats, 0)
         return F.linear(window.x_TM.to(self.device), self._in_DM) + told_TD + window.voice_2D[branch]
 
@@ -155,6 +165,11 @@ class Flow:
         rate = torch.exp(torch.arange(WAVES // 2).float() * (-math.log(10_000) / (WAVES // 2 - 1)))
         angle = 1000 * torch.tensor(times)[:, None] * rate
         return self._time[1](F.silu(self._time[0](torch.cat([angle.sin(), angle.cos()], 1).to(self.device))))
+
+    def _told(self, time: float) -> torch.Tensor:
+        """What all layers are told by a time, one after the other."""
+        time_RD = F.silu(self._timed([time]))
+        return torch.cat([part(time_RD)[0] for part in (*(layer.modulation for layer in self._layers), self._last)])
 
 
 class _Blocks:
