@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 
 from omni_runtime.experts.encoder_layers import Parts, Tensors
-from omni_runtime.kernels.sound import Stretch, conv, grow, smooth
+from omni_runtime.kernels import cpu_sound, sound
+from omni_runtime.kernels.sound import Stretch
 from omni_runtime.weights.qwen2_5_omni_parts import Span, UnitNeeds, WavesConfig
 
 QUIET, LOUD = -115.0, 20.0  # dB: the floor of a mel spectrogram, and what its top stands above 0
@@ -62,27 +63,28 @@ class BigVGAN:
         self.config, self.device = config, torch.device(device)
         self.back, self.ahead = config.reach
         parts = Parts(weights, self.device, "plain")
+        form = cpu_sound if cpu_sound.usable(self.device) else sound
 
-        def convolve(at: str, dilation: int = 1) -> Stretch:
-            return conv(parts.take(f"{at}.weight"), parts.take(f"{at}.bias"), dilation)
+        def conv(at: str, dilation: int = 1) -> Stretch:
+            return form.conv(parts.take(f"{at}.weight"), parts.take(f"{at}.bias"), dilation)
 
         def act(at: str) -> Stretch:
-            return smooth(parts.take(f"{at}.act.alpha"), parts.take(f"{at}.act.beta"))
+            return form.smooth(parts.take(f"{at}.act.alpha"), parts.take(f"{at}.act.beta"))
 
         def unit(at: str, k: int, dilation: int) -> _Unit:
             before, between = (act(f"{at}.activations.{2 * k + i}") for i in range(2))
-            return _Unit(before, convolve(f"{at}.convs1.{k}", dilation), between, convolve(f"{at}.convs2.{k}"))
+            return _Unit(before, conv(f"{at}.convs1.{k}", dilation), between, conv(f"{at}.convs2.{k}"))
 
         with torch.inference_mode():
-            self._first, self._rates, number = convolve("conv_pre"), [], 0
+            self._first, self._rates, number = conv("conv_pre"), [], 0
             for i, rate in enumerate(config.rates):
                 blocks = []
                 for dilations in config.dilations:
                     blocks.append(tuple(unit(f"resblocks.{number}", k, dilation) for k, dilation in enumerate(dilations)))
                     number += 1
-                up = grow(parts.take(f"ups.{i}.0.weight"), parts.take(f"ups.{i}.0.bias"), rate)
+                up = form.grow(parts.take(f"ups.{i}.0.weight"), parts.take(f"ups.{i}.0.bias"), rate)
                 self._rates.append(_Rate(up, rate, tuple(blocks)))
-            self._act, self._last = act("activation_post"), conv(parts.take("conv_post.weight"))
+            self._act, self._last = act("activation_post"), form.conv(parts.take("conv_post.weight"))
 
     def decode(self, mel_RTM: torch.Tensor) -> torch.Tensor:
         """wave_RS within -1..1: hop samples a frame. What is around the frames counts as silence."""

@@ -1,0 +1,244 @@
+/* Stretches of sound on a CPU: convolutions over time, upsampling, filtered Snake activations, float32. `cpu_sound.py` calls this.
+ *
+ * Lanes are positions. A sum runs over channels, then over taps, in one accumulator that begins with the bias. What is beyond the
+ * ends is put there before, so that no position knows whether it is near one. Hence a value never depends on the stretch that was
+ * asked for, on where tiles begin, or on the number of threads.
+ */
+#include "cpu_product.h"
+
+#define GROUP 8 /* outputs whose weights lie side by side */
+#ifdef __AVX512F__
+#define OUTPUTS 8 /* outputs x vectors of a tile: their sums fit into registers */
+#define VECTORS 3
+#else
+#define OUTPUTS 4
+#define VECTORS 1
+#endif
+#define WIDE (16 * VECTORS) /* positions of a tile */
+
+/* y[o][n] = bias[o] + sum over c, m of w[c][o][r + m rate] x[c][q - m dilation], where n + cut = q rate + r. That is an upsampling;
+ * with rate 1 it is a convolution whose taps were turned round. Positions n low .. high are made. */
+typedef struct {
+    const float *w;    /* by remainder r and group of outputs: [in][taps of r, the last first][8] */
+    const float *bias; /* [groups][8] */
+    int32_t in, out, taps, dilation, rate, cut; /* taps: of the kernel, which are shared out among remainders */
+} Conv;
+
+INLINE long taps_of(const Conv *c, long r) { return (c->taps - r + c->rate - 1) / c->rate; }
+
+/* Where the first n of `low` or more stands that has remainder r: its q. */
+INLINE long first_of(const Conv *c, long low, long r) { return (low + c->cut - r + c->rate - 1) / c->rate; }
+
+typedef struct {
+    float *y;         /* what position `low` of output 0 goes to */
+    const float *add; /* likewise, what is added; or nothing */
+    long ldy, ldadd, step; /* step: from a position of the tile to the next */
+} Place;
+
+/* A tile is put where it belongs: `outputs` rows of `count` positions. */
+static __attribute__((noinline)) void put(const float *found, const Place *p, long outputs, long count) {
+    for (long o = 0; o < outputs; o++, found += WIDE) {
+        float *y = p->y + o * p->ldy;
+        const float *add = p->add ? p->add + o * p->ldadd : 0;
+        if (p->step == 1 && count == WIDE) {
+            for (int v = 0; v < WIDE; v += 16) {
+                v16 sum = *(const v16 *)(found + v);
+                if (add) sum += *(const v16 *)(add + v);
+                *(v16 *)(y + v) = sum;
+            }
+            continue;
+        }
+        for (long t = 0; t < count; t++) y[t * p->step] = add ? found[t] + add[t * p->step] : found[t];
+    }
+}
+
+INLINE void sums(const float *x, const long ld, const float *w, const float *bias, const long in, const long taps,
+                 const long dilation, const Place *p, long outputs, long count, const int rows, const int vectors) {
+    v16 sum[OUTPUTS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; v++) sum[r][v] = splat(bias[r]);
+    for (long c = 0; c < in; c++, x += ld) {
+        const float *at = x;
+        for (long k = 0; k < taps; k++, at += dilation, w += GROUP) {
+            v16 given[VECTORS];
+#pragma GCC unroll 3
+            for (int v = 0; v < vectors; v++) given[v] = *(const v16 *)(at + 16 * v);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                v16 b = splat(w[r]);
+#pragma GCC unroll 3
+                for (int v = 0; v < vectors; v++) sum[r][v] += b * given[v];
+            }
+        }
+    }
+    float found[OUTPUTS * WIDE];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; v++) *(v16 *)(found + r * WIDE + 16 * v) = sum[r][v];
+    put(found, p, outputs < rows ? outputs : rows, count);
+}
+
+/* Up to OUTPUTS outputs of one tile. Those of a group that are not there are zeros: computed, not put. */
+static void tile_of(const float *x, long ld, const float *w, const float *bias, long in, long taps, long dilation, const Place *p,
+                    long outputs, long count) {
+#define SUMS(rows, vectors) sums(x, ld, w, bias, in, taps, dilation, p, outputs, count, rows, vectors)
+#if VECTORS == 3
+    const long vectors = (count + 15) / 16;
+    if (outputs == 1) vectors == 3 ? SUMS(1, 3) : vectors == 2 ? SUMS(1, 2) : SUMS(1, 1);
+    else if (outputs <= 4) vectors == 3 ? SUMS(4, 3) : vectors == 2 ? SUMS(4, 2) : SUMS(4, 1);
+    else vectors == 3 ? SUMS(8, 3) : vectors == 2 ? SUMS(8, 2) : SUMS(8, 1);
+#else
+    if (outputs == 1) SUMS(1, 1);
+    else SUMS(4, 1);
+#endif
+}
+
+/* Inputs from .. from + ld of all channels side by side, zeros where there are none. */
+static void lay_out(const float *x, long ldx, long count, long in, long from, long ld, float *to) {
+    long first = from < 0 ? -from : 0, last = from + ld > count ? count - from : ld;
+    if (first > ld) first = ld;
+    if (last < first) last = first;
+    for (long c = 0; c < in; c++, to += ld) {
+        memset(to, 0, first * sizeof *to);
+        memcpy(to + first, x + c * ldx + from + first, (last - first) * sizeof *to);
+        memset(to + last, 0, (ld - last) * sizeof *to);
+    }
+}
+
+#define HELD 131072 /* inputs of a block: half of a megabyte stays in the cache while all weights pass */
+
+void omni_conv(const Conv *c, const float *x, long ldx, long count, float *y, long ldy, long low, long high, const float *add,
+               long ldadd, int threads) {
+    if (low >= high) return;
+    const long groups = (c->out + GROUP - 1) / GROUP, panels = groups * c->rate, most = taps_of(c, 0);
+    const long start = (low + c->cut) / c->rate, stop = (high + c->cut + c->rate - 1) / c->rate; /* of q */
+    long size = HELD / c->in / WIDE * WIDE, blocks;
+    size = size < 4 * WIDE ? 4 * WIDE : size > 32 * WIDE ? 32 * WIDE : size;
+    blocks = (stop - start + size - 1) / size;
+    if (panels < 8 * threads && (stop - start) >= threads * WIDE) blocks = (blocks + threads - 1) / threads * threads;
+    size = ((stop - start + blocks - 1) / blocks + WIDE - 1) / WIDE * WIDE;
+    const long before = (most - 1) * c->dilation, ld = ((size + before + 15) / 16 | 1) * 16; /* odd: rows in other cache sets */
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long me = omp_get_thread_num(), all = omp_get_num_threads(), items = blocks * panels;
+        float *packed = room(0, ld * c->in);
+        long there = -1;
+        for (long item = items * me / all; item < items * (me + 1) / all; item++) {
+            const long block = item / panels, r = item % panels / groups, group = item % groups, taps = taps_of(c, r);
+            const long begin = start + block * size, end = begin + size < stop ? begin + size : stop;
+            if (there != block && begin < end) lay_out(x, ldx, count, c->in, begin - before, ld, packed), there = block;
+            long from = first_of(c, low, r), to = first_of(c, high, r), skipped = 0;
+            from = from < begin ? begin : from;
+            to = to > end ? end : to;
+            for (long i = 0; i < r; i++) skipped += taps_of(c, i);
+            const float *w = c->w + (skipped * groups + group * taps) * c->in * GROUP;
+            for (long q = from; q < to; q += WIDE) {
+                const long n = q * c->rate + r - c->cut - low, here = to - q < WIDE ? to - q : WIDE;
+                for (long o = group * GROUP, part = 0; part < GROUP && o < c->out; part += OUTPUTS, o += OUTPUTS) {
+                    const Place p = {y + o * ldy + n, add ? add + o * ldadd + n : 0, ldy, ldadd, c->rate};
+                    const long left = c->out - o < OUTPUTS ? c->out - o : OUTPUTS;
+                    tile_of(packed + (q - begin) + (most - taps) * c->dilation, ld, w + part, c->bias + o, c->in, taps,
+                            c->dilation, &p, left, here);
+                }
+            }
+        }
+    }
+}
+
+/* ---- activations ---- */
+
+#define LIMIT 30000.0f /* as far as three parts of pi reach */
+
+/* sin(y)^2: y less the nearest multiple of pi, whose sign does not matter, then a polynomial of degree 9, 1e-7 of it. */
+INLINE v16 squared_sine(v16 y) {
+    const v16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    v16 n = y * 0.31830988618379067f + magic - magic;
+    v16 r = y - n * 3.140625f;
+    r = r - n * 9.67502593994140625e-4f;
+    r = r - n * 1.509957990978376432e-7f;
+    v16 s = r * r;
+    v16 p = s * 2.605181407488999e-06f + -0.00019809346122201532f; /* of least greatest error up to pi / 2, 6e-9 */
+    p = p * s + 0.008333062753081322f;
+    p = p * s + -0.16666659712791443f;
+    r = r + r * s * p;
+    return r * r;
+}
+
+INLINE i16x wild_of(v16 y) {
+    v16 size = (v16)((i16x)y & 0x7fffffff);
+    return ~(size <= LIMIT);
+}
+
+INLINE v16 snake16(v16 x, float rate, float share, const int careful, i16x *wild) {
+    v16 y = x * rate, s = squared_sine(y);
+    *wild |= wild_of(y);
+    if (careful)
+        for (int i = 0; i < 16; i++)
+            if (!(fabsf(y[i]) <= LIMIT)) s[i] = sinf(y[i]) * sinf(y[i]);
+    return x + s * share;
+}
+
+#define CHUNK 512 /* positions of an activation that are made at a time */
+#define NEAR 3    /* positions on each side that a filter sees */
+#define ROOM (CHUNK + 4 * NEAR + 32)
+
+/* Positions 2i and 2i + 1 at twice the rate, for `count` i; x begins NEAR before. Whether one was out of the sine's reach. */
+INLINE int twice(const float *x, float *even, float *odd, long count, const float *filter, float rate, float share,
+                 const int careful) {
+    i16x wild = {};
+    for (long i = 0; i < count; i += 16) {
+        v16 a = {}, b = {};
+#pragma GCC unroll 6
+        for (int j = 0; j < 6; j++) {
+            a += *(const v16 *)(x + i + j) * (2.0f * filter[11 - 2 * j]);
+            b += *(const v16 *)(x + i + j + 1) * (2.0f * filter[10 - 2 * j]);
+        }
+        *(v16 *)(even + i) = snake16(a, rate, share, careful, &wild);
+        *(v16 *)(odd + i) = snake16(b, rate, share, careful, &wild);
+    }
+    int found = 0;
+    for (int i = 0; i < 16; i++) found |= wild[i];
+    return found;
+}
+
+/* Positions low .. low + size of a channel that is `count` long. */
+static void smooth_chunk(const float *x, long count, float *y, long low, long size, const float *filter, float rate, float share) {
+    float given[ROOM], even[ROOM], odd[ROOM];
+    const long first = low - 2 * NEAR, some = (size + 2 * NEAR + 15) / 16 * 16, all = some + 2 * NEAR + 1;
+    long from = first < 0 ? -first : 0, to = first + all > count ? count - first : all;
+    for (long i = 0; i < from; i++) given[i] = x[0];
+    memcpy(given + from, x + first + from, (to - from) * sizeof *x);
+    for (long i = to; i < all; i++) given[i] = x[count - 1];
+    if (twice(given, even, odd, some, filter, rate, share, 0)) twice(given, even, odd, some, filter, rate, share, 1);
+    from = low < NEAR ? NEAR - low : 0; /* beyond the ends the first and the last go on for ever */
+    for (long i = 0; i < from; i++) even[i] = odd[i] = even[from];
+    to = count - 1 - (low - NEAR);
+    for (long i = to + 1; i < some; i++) even[i] = odd[i] = odd[to];
+    for (long i = 0; i < size; i += 16) {
+        v16 a = {}, b = {};
+#pragma GCC unroll 6
+        for (int j = 0; j < 6; j++) {
+            a += *(const v16 *)(odd + i + j) * filter[2 * j];
+            b += *(const v16 *)(even + i + 1 + j) * filter[2 * j + 1];
+        }
+        a += b;
+        if (size - i >= 16) *(v16 *)(y + i) = a;
+        else memcpy(y + i, &a, (size - i) * sizeof *y);
+    }
+}
+
+void omni_smooth(const float *filter, const float *rate, const float *share, const float *x, long ldx, long count, float *y,
+                 long ldy, long low, long high, long channels, int threads) {
+    const long chunks = (high - low + CHUNK - 1) / CHUNK, items = chunks * channels;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long me = omp_get_thread_num(), all = omp_get_num_threads();
+        for (long item = items * me / all; item < items * (me + 1) / all; item++) {
+            long c = item / chunks, from = low + item % chunks * CHUNK, size = high - from < CHUNK ? high - from : CHUNK;
+            smooth_chunk(x + c * ldx, count, y + c * ldy + (from - low), from, size, filter, rate[c], share[c]);
+        }
+    }
+}
