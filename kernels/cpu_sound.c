@@ -108,40 +108,56 @@ static void lay_out(const float *x, long ldx, long count, long in, long from, lo
     }
 }
 
-#define HELD 131072 /* inputs of a block: half of a megabyte stays in the cache while all weights pass */
+typedef struct {
+    const float *x, *add; /* [rows][in][count], and what is added, if anything */
+    float *y;             /* [rows][out][high - low] */
+    int64_t x_row, x_channel, y_row, y_channel, add_row, add_channel; /* elements from one to the next */
+    int64_t rows, count, low, high;
+} Given;
 
-void omni_conv(const Conv *c, const float *x, long ldx, long count, float *y, long ldy, long low, long high, const float *add,
-               long ldadd, int threads) {
-    if (low >= high) return;
+#define HELD 131072    /* inputs of a block: half of a megabyte stays in the cache while all weights pass */
+#define TOGETHER 524288 /* inputs of all blocks of all rows: so few are laid out at once, and weights are read once */
+
+void omni_conv(const Conv *c, const Given *g, int threads) {
+    if (g->low >= g->high) return;
     const long groups = (c->out + GROUP - 1) / GROUP, panels = groups * c->rate, most = taps_of(c, 0);
-    const long start = (low + c->cut) / c->rate, stop = (high + c->cut + c->rate - 1) / c->rate; /* of q */
+    const long start = (g->low + c->cut) / c->rate, stop = (g->high + c->cut + c->rate - 1) / c->rate; /* of q */
     long size = HELD / c->in / WIDE * WIDE, blocks;
     size = size < 4 * WIDE ? 4 * WIDE : size > 32 * WIDE ? 32 * WIDE : size;
     blocks = (stop - start + size - 1) / size;
-    if (panels < 8 * threads && (stop - start) >= threads * WIDE) blocks = (blocks + threads - 1) / threads * threads;
+    if (panels < 8 * threads && stop - start >= threads * WIDE) blocks = (blocks + threads - 1) / threads * threads;
     size = ((stop - start + blocks - 1) / blocks + WIDE - 1) / WIDE * WIDE;
     const long before = (most - 1) * c->dilation, ld = ((size + before + 15) / 16 | 1) * 16; /* odd: rows in other cache sets */
+    const long all_blocks = g->rows * blocks, items = all_blocks * panels;
+    const int together = all_blocks * ld * c->in <= TOGETHER;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const long me = omp_get_thread_num(), all = omp_get_num_threads(), items = blocks * panels;
-        float *packed = room(0, ld * c->in);
-        long there = -1;
+        const long me = omp_get_thread_num(), all = omp_get_num_threads();
+        float *packed = room(0, (together ? all_blocks : 1) * ld * c->in);
+        long there = together ? 0 : -1; /* how many blocks are laid out; or which */
         for (long item = items * me / all; item < items * (me + 1) / all; item++) {
-            const long block = item / panels, r = item % panels / groups, group = item % groups, taps = taps_of(c, r);
-            const long begin = start + block * size, end = begin + size < stop ? begin + size : stop;
-            if (there != block && begin < end) lay_out(x, ldx, count, c->in, begin - before, ld, packed), there = block;
-            long from = first_of(c, low, r), to = first_of(c, high, r), skipped = 0;
+            const long number = together ? item % all_blocks : item / panels, panel = together ? item / all_blocks : item % panels;
+            const long row = number / blocks, r = panel / groups, group = panel % groups, taps = taps_of(c, r);
+            const long begin = start + number % blocks * size, end = begin + size < stop ? begin + size : stop;
+            float *at = packed + (together ? number * ld * c->in : 0);
+            if (together ? there < all_blocks : there != number) { /* a share may begin anywhere: its first items meet all blocks */
+                lay_out(g->x + row * g->x_row, g->x_channel, g->count, c->in, begin - before, ld, at);
+                there = together ? there + 1 : number;
+            }
+            long from = first_of(c, g->low, r), to = first_of(c, g->high, r), skipped = 0;
             from = from < begin ? begin : from;
             to = to > end ? end : to;
             for (long i = 0; i < r; i++) skipped += taps_of(c, i);
             const float *w = c->w + (skipped * groups + group * taps) * c->in * GROUP;
             for (long q = from; q < to; q += WIDE) {
-                const long n = q * c->rate + r - c->cut - low, here = to - q < WIDE ? to - q : WIDE;
+                const long n = q * c->rate + r - c->cut - g->low, here = to - q < WIDE ? to - q : WIDE;
                 for (long o = group * GROUP, part = 0; part < GROUP && o < c->out; part += OUTPUTS, o += OUTPUTS) {
-                    const Place p = {y + o * ldy + n, add ? add + o * ldadd + n : 0, ldy, ldadd, c->rate};
+                    const Place p = {g->y + row * g->y_row + o * g->y_channel + n,
+                                     g->add ? g->add + row * g->add_row + o * g->add_channel + n : 0,
+                                     g->y_channel, g->add_channel, c->rate};
                     const long left = c->out - o < OUTPUTS ? c->out - o : OUTPUTS;
-                    tile_of(packed + (q - begin) + (most - taps) * c->dilation, ld, w + part, c->bias + o, c->in, taps,
-                            c->dilation, &p, left, here);
+                    tile_of(at + (q - begin) + (most - taps) * c->dilation, ld, w + part, c->bias + o, c->in, taps, c->dilation,
+                            &p, left, here);
                 }
             }
         }
@@ -172,6 +188,12 @@ INLINE i16x wild_of(v16 y) {
     return ~(size <= LIMIT);
 }
 
+INLINE int any(i16x mask) {
+    for (int n = 8; n; n /= 2)
+        for (int i = 0; i < n; i++) mask[i] |= mask[i + n];
+    return mask[0];
+}
+
 INLINE v16 snake16(v16 x, float rate, float share, const int careful, i16x *wild) {
     v16 y = x * rate, s = squared_sine(y);
     *wild |= wild_of(y);
@@ -179,6 +201,19 @@ INLINE v16 snake16(v16 x, float rate, float share, const int careful, i16x *wild
         for (int i = 0; i < 16; i++)
             if (!(fabsf(y[i]) <= LIMIT)) s[i] = sinf(y[i]) * sinf(y[i]);
     return x + s * share;
+}
+
+/* Sixteen values, or as many as there are. */
+INLINE v16 take(const float *x, long there) {
+    if (there >= 16) return *(const v16 *)x;
+    v16 found = {};
+    memcpy(&found, x, there * sizeof *x);
+    return found;
+}
+
+INLINE void give(float *y, v16 value, long there) {
+    if (there >= 16) *(v16 *)y = value;
+    else memcpy(y, &value, there * sizeof *y);
 }
 
 #define CHUNK 512 /* positions of an activation that are made at a time */
@@ -199,9 +234,7 @@ INLINE int twice(const float *x, float *even, float *odd, long count, const floa
         *(v16 *)(even + i) = snake16(a, rate, share, careful, &wild);
         *(v16 *)(odd + i) = snake16(b, rate, share, careful, &wild);
     }
-    int found = 0;
-    for (int i = 0; i < 16; i++) found |= wild[i];
-    return found;
+    return any(wild);
 }
 
 /* Positions low .. low + size of a channel that is `count` long. */
@@ -224,9 +257,7 @@ static void smooth_chunk(const float *x, long count, float *y, long low, long si
             a += *(const v16 *)(odd + i + j) * filter[2 * j];
             b += *(const v16 *)(even + i + 1 + j) * filter[2 * j + 1];
         }
-        a += b;
-        if (size - i >= 16) *(v16 *)(y + i) = a;
-        else memcpy(y + i, &a, (size - i) * sizeof *y);
+        give(y + i, a + b, size - i);
     }
 }
 
@@ -239,6 +270,47 @@ void omni_smooth(const float *filter, const float *rate, const float *share, con
         for (long item = items * me / all; item < items * (me + 1) / all; item++) {
             long c = item / chunks, from = low + item % chunks * CHUNK, size = high - from < CHUNK ? high - from : CHUNK;
             smooth_chunk(x + c * ldx, count, y + c * ldy + (from - low), from, size, filter, rate[c], share[c]);
+        }
+    }
+}
+
+INLINE int snake_row(const float *x, float *y, long count, float rate, float share, const int careful) {
+    i16x wild = {};
+    for (long t = 0; t < count; t += 16)
+        give(y + t, snake16(take(x + t, count - t), rate, share, careful, &wild), count - t);
+    return any(wild);
+}
+
+/* Without filters: rows of channels of `count` positions, side by side. */
+void omni_snake(const float *rate, const float *share, const float *x, float *y, long rows, long channels, long count, int threads) {
+    const long items = rows * channels;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long me = omp_get_thread_num(), all = omp_get_num_threads();
+        for (long item = items * me / all; item < items * (me + 1) / all; item++) {
+            const float *from = x + item * count;
+            float *to = y + item * count;
+            const float often = rate[item % channels], much = share[item % channels];
+            if (snake_row(from, to, count, often, much, 0)) snake_row(from, to, count, often, much, 1);
+        }
+    }
+}
+
+/* y[c][t] = bias[c] + sum over k of w[c][k] x[c][t + k]: a tap at a time, all of them from x[c][0 .. count + taps - 1). */
+void omni_depthwise(const float *w, const float *bias, const float *x, float *y, long rows, long channels, long count, long taps,
+                    int threads) {
+    const long items = rows * channels;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long me = omp_get_thread_num(), all = omp_get_num_threads();
+        for (long item = items * me / all; item < items * (me + 1) / all; item++) {
+            const float *from = x + item * (count + taps - 1), *weight = w + item % channels * taps;
+            float *to = y + item * count;
+            for (long t = 0; t < count; t += 16) {
+                v16 sum = splat(bias[item % channels]);
+                for (long k = 0; k < taps; k++) sum += weight[k] * take(from + t + k, count - t);
+                give(to + t, sum, count - t);
+            }
         }
     }
 }

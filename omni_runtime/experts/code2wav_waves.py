@@ -100,8 +100,8 @@ class Waves:
         """Samples, [R, T] within -1..1, and the tails after them."""
         before, after = iter(kept), []
 
-        def run(conv: CausalConv, x_RCT: torch.Tensor) -> torch.Tensor:
-            y_RCT, tail = conv(x_RCT, next(before))
+        def run(conv: CausalConv, x_RCT: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+            y_RCT, tail = conv(x_RCT, next(before), add)
             after.append(tail)
             return y_RCT
 
@@ -121,5 +121,5 @@ class Waves:
             x_RCT = grow(rate.upsample, rate.act(x_RCT))
             for unit in rate.units:
                 h_RCT = run(unit.dilated, unit.before(x_RCT))
-                x_RCT = x_RCT + run(unit.pointwise, unit.between(h_RCT))
+                x_RCT = run(unit.pointwise, unit.between(h_RCT), x_RCT)
         return run(self._last, self._act(x_RCT))[:, 0].clamp(-1.0, 1.0), after
