@@ -20,16 +20,16 @@ import torch
 
 from omni_runtime.experts.encoder_layers import Parts, Tensors
 from omni_runtime.kernels import cpu_sound, sound
-from omni_runtime.kernels.sound import Stretch
+from omni_runtime.kernels.sound import Bend, Stretch
 from omni_runtime.weights.qwen2_5_omni_parts import Span, UnitNeeds, WavesConfig
 
 QUIET, LOUD = -115.0, 20.0  # dB: the floor of a mel spectrogram, and what its top stands above 0
 
 
 class _Unit(NamedTuple):
-    before: Stretch
+    """x + plain(bent(dilated(bent(x))))."""
+
     dilated: Stretch
-    between: Stretch
     plain: Stretch
 
 
@@ -65,15 +65,15 @@ class BigVGAN:
         parts = Parts(weights, self.device, "plain")
         form = cpu_sound if cpu_sound.usable(self.device) else sound
 
-        def conv(at: str, dilation: int = 1) -> Stretch:
-            return form.conv(parts.take(f"{at}.weight"), parts.take(f"{at}.bias"), dilation)
+        def act(at: str) -> Bend:
+            return parts.take(f"{at}.act.alpha"), parts.take(f"{at}.act.beta")
 
-        def act(at: str) -> Stretch:
-            return form.smooth(parts.take(f"{at}.act.alpha"), parts.take(f"{at}.act.beta"))
+        def conv(at: str, dilation: int = 1, smooth: Bend | None = None) -> Stretch:
+            return form.conv(parts.take(f"{at}.weight"), parts.take(f"{at}.bias"), dilation, smooth)
 
         def unit(at: str, k: int, dilation: int) -> _Unit:
             before, between = (act(f"{at}.activations.{2 * k + i}") for i in range(2))
-            return _Unit(before, conv(f"{at}.convs1.{k}", dilation), between, conv(f"{at}.convs2.{k}"))
+            return _Unit(conv(f"{at}.convs1.{k}", dilation, before), conv(f"{at}.convs2.{k}", 1, between))
 
         with torch.inference_mode():
             self._first, self._rates, number = conv("conv_pre"), [], 0
@@ -84,7 +84,7 @@ class BigVGAN:
                     number += 1
                 up = form.grow(parts.take(f"ups.{i}.0.weight"), parts.take(f"ups.{i}.0.bias"), rate)
                 self._rates.append(_Rate(up, rate, tuple(blocks)))
-            self._act, self._last = act("activation_post"), form.conv(parts.take("conv_post.weight"))
+            self._last = form.conv(parts.take("conv_post.weight"), smooth=act("activation_post"))
 
     def decode(self, mel_RTM: torch.Tensor) -> torch.Tensor:
         """wave_RS within -1..1: hop samples a frame. What is around the frames counts as silence."""
@@ -116,11 +116,10 @@ class BigVGAN:
             for part in parts[1:]:
                 total_CT = total_CT + part.x_CT
             held = _Held(total_CT / len(parts), parts[0].span, x.count)
-        return held.then(self._act, needs.act).then(self._last, needs.sound).x_CT[0].clamp(-1.0, 1.0)
+        return held.then(self._last, needs.sound).x_CT[0].clamp(-1.0, 1.0)
 
 
 def _block(x: _Held, units: tuple[_Unit, ...], needs: tuple[UnitNeeds, ...]) -> _Held:
     for unit, need in zip(units, needs, strict=True):
-        bent = x.then(unit.before, need.before).then(unit.dilated, need.dilated).then(unit.between, need.between)
-        x = bent.then(unit.plain, need.out, x)
+        x = x.then(unit.dilated, need.dilated).then(unit.plain, need.out, x)
     return x

@@ -119,11 +119,9 @@ class Span(NamedTuple):
 
 
 class UnitNeeds(NamedTuple):
-    """Of the answers of a residual unit's operations."""
+    """Of the answers of a residual unit's convolutions: the dilated one, and the one that is added."""
 
-    before: Span
     dilated: Span
-    between: Span
     out: Span
 
 
@@ -135,12 +133,11 @@ class RateNeeds(NamedTuple):
 
 
 class WavesNeeds(NamedTuple):
-    """Of mel frames, of the first convolution, at each rate, of the last activation, and samples."""
+    """Of mel frames, of the first convolution, at each rate, and samples."""
 
     mels: Span
     first: Span
     rates: tuple[RateNeeds, ...]
-    act: Span
     sound: Span
 
 
@@ -169,24 +166,21 @@ class WavesConfig:
     def needs(self, start: int, stop: int) -> WavesNeeds:
         """What the sound of frames start .. stop needs of every operation, in a stream without ends."""
         sound = Span(start * self.hop, stop * self.hop)
-        act = sound.wider(3)
-        made, rates = act.wider(AROUND), []
+        made, rates = sound.wider(3 + AROUND), []
         for rate, kernel in list(zip(self.rates, self.kernels, strict=True))[::-1]:
             blocks, grown = [], made
             for size, dilations in zip(self.block_kernels, self.dilations, strict=True):
                 units, out = [], made
                 for dilation in dilations[::-1]:
-                    between = out.wider((size - 1) // 2)
-                    dilated = between.wider(AROUND)
-                    before = dilated.wider((size - 1) // 2 * dilation)
-                    units.append(UnitNeeds(before, dilated, between, out))
-                    out = before.wider(AROUND)
+                    dilated = out.wider((size - 1) // 2 + AROUND)
+                    units.append(UnitNeeds(dilated, out))
+                    out = dilated.wider((size - 1) // 2 * dilation + AROUND)
                 blocks.append(tuple(units[::-1]))
                 grown = Span(min(grown.low, out.low), max(grown.high, out.high))
             rates.append(RateNeeds(grown, tuple(blocks)))
             cut = (kernel - rate) // 2  # output n is the sum of inputs j with 0 <= n + cut - j rate < kernel
             made = Span(ceil((grown.low + cut - kernel + 1) / rate), (grown.high - 1 + cut) // rate + 1)
-        return WavesNeeds(made.wider(3), made, tuple(rates[::-1]), act, sound)
+        return WavesNeeds(made.wider(3), made, tuple(rates[::-1]), sound)
 
 
 @dataclass(frozen=True)
