@@ -122,21 +122,21 @@ class _Sums:
         self._work = self.inputs * (self.outputs * taps // rate + (0 if bend is None else 30))
 
     def __call__(
-        self, x_RCT: torch.Tensor, low: int, high: int, add: torch.Tensor | None = None, kept: torch.Tensor | None = None
+        self, x_RCT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """y_ROT, positions `low` .. `high`, with `add` added.
+        """y_ROT, positions `low` .. `high`.
 
         Args:
+            into: y is added to it in place, and it is what is returned; no part of x.
             kept: the positions before the first one, [R, C, P]; zeros where they are not given.
         """
         x_RCT, (rows, _, count), size = _rows(x_RCT, self.inputs), x_RCT.shape, high - low
         assert 0 <= low <= high <= count * self._rate, f"positions {low} to {high} of {count * self._rate}"
-        y_ROT = torch.empty(rows, self.outputs, size)
-        add = None if add is None else _rows(add, self.outputs)
+        y_ROT = torch.empty(rows, self.outputs, size) if into is None else into
         kept = None if kept is None or not kept.shape[2] else _rows(kept, self.inputs)
-        assert add is None or add.shape == y_ROT.shape, "what is added is of another shape"
+        assert y_ROT.shape == (rows, self.outputs, size) and (not size or y_ROT.stride(2) == 1), f"into: {tuple(y_ROT.shape)}"
         assert kept is None or len(kept) == rows, "what was kept is of other rows"
-        parts = x_RCT, kept, add, y_ROT
+        parts = x_RCT, kept, into, y_ROT
         at = [None if part is None else part.data_ptr() for part in parts]
         strides = [step for part in parts for step in ((0, 0) if part is None else part.stride()[:2])]
         given = Given(*at, *strides, rows, count, 0 if kept is None else kept.shape[2], low, high)
@@ -147,8 +147,8 @@ class _Sums:
 def _stretch(sums: _Sums) -> Stretch:
     """Of one row."""
 
-    def run(x_CT: torch.Tensor, low: int, high: int, add: torch.Tensor | None = None) -> torch.Tensor:
-        return sums(x_CT[None], low, high, None if add is None else add[None])[0]
+    def run(x_CT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        return sums(x_CT[None], low, high, None if into is None else into[None])[0]
 
     return run
 

@@ -26,9 +26,9 @@ Bend = tuple[torch.Tensor, torch.Tensor]
 
 
 class Stretch(Protocol):
-    """y_OT, positions `low` .. `high` of the answer to x_CT. `add` is what they are added to."""
+    """y_OT, positions `low` .. `high` of the answer to x_CT. If there is `into`, they are added to it in place."""
 
-    def __call__(self, x_CT: torch.Tensor, low: int, high: int, add: torch.Tensor | None = None) -> torch.Tensor: ...
+    def __call__(self, x_CT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 def conv(weight_OCK: torch.Tensor, bias_O: torch.Tensor | None = None, dilation: int = 1, smooth: Bend | None = None) -> Stretch:
@@ -36,10 +36,10 @@ def conv(weight_OCK: torch.Tensor, bias_O: torch.Tensor | None = None, dilation:
     around = (weight_OCK.shape[2] - 1) // 2 * dilation
     bent = None if smooth is None else smoothed(*smooth)
 
-    def run(x_CT: torch.Tensor, low: int, high: int, add: torch.Tensor | None = None) -> torch.Tensor:
+    def run(x_CT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None) -> torch.Tensor:
         x_CT = x_CT if bent is None else bent(x_CT)
         y_OT = F.conv1d(x_CT[None], weight_OCK, bias_O, padding=around, dilation=dilation)[0, :, low:high]
-        return y_OT if add is None else y_OT + add
+        return y_OT if into is None else into.add_(y_OT)
 
     return run
 
@@ -48,9 +48,9 @@ def grow(weight_COK: torch.Tensor, bias_O: torch.Tensor, rate: int) -> Stretch:
     """A transposed convolution: `rate` positions of each, equally many taps cut on both sides."""
     cut = (weight_COK.shape[2] - rate) // 2
 
-    def run(x_CT: torch.Tensor, low: int, high: int, add: torch.Tensor | None = None) -> torch.Tensor:
+    def run(x_CT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None) -> torch.Tensor:
         y_OT = F.conv_transpose1d(x_CT[None], weight_COK, bias_O, stride=rate, padding=cut)[0, :, low:high]
-        return y_OT if add is None else y_OT + add
+        return y_OT if into is None else into.add_(y_OT)
 
     return run
 

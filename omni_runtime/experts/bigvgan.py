@@ -46,14 +46,11 @@ class _Held(NamedTuple):
     span: Span
     count: int
 
-    def then(self, run: Stretch, wanted: Span, add: _Held | None = None) -> _Held:
-        """The answer where it is wanted and there is one."""
+    def then(self, run: Stretch, wanted: Span, into: _Held | None = None) -> _Held:
+        """The answer where it is wanted and there is one, added to what `into` holds there, in place."""
         span = wanted.within(self.count)
-        added = None if add is None else add.only(span)
-        return _Held(run(self.x_CT, span.low - self.span.low, span.high - self.span.low, added), span, self.count)
-
-    def only(self, span: Span) -> torch.Tensor:
-        return self.x_CT[:, span.low - self.span.low : span.high - self.span.low]
+        to = None if into is None else into.x_CT[:, span.low - into.span.low : span.high - into.span.low]
+        return _Held(run(self.x_CT, span.low - self.span.low, span.high - self.span.low, to), span, self.count)
 
 
 class BigVGAN:
@@ -114,12 +111,13 @@ class BigVGAN:
             parts = [_block(x, block, needed) for block, needed in zip(blocks, need.blocks, strict=True)]
             total_CT = parts[0].x_CT
             for part in parts[1:]:
-                total_CT = total_CT + part.x_CT
-            held = _Held(total_CT / len(parts), parts[0].span, x.count)
+                total_CT += part.x_CT
+            held = _Held(total_CT.div_(len(parts)), parts[0].span, x.count)
         return held.then(self._last, needs.sound).x_CT[0].clamp(-1.0, 1.0)
 
 
 def _block(x: _Held, units: tuple[_Unit, ...], needs: tuple[UnitNeeds, ...]) -> _Held:
+    to = x._replace(x_CT=x.x_CT.clone())  # other blocks read x
     for unit, need in zip(units, needs, strict=True):
-        x = x.then(unit.dilated, need.dilated).then(unit.plain, need.out, x)
+        x = to = x.then(unit.dilated, need.dilated).then(unit.plain, need.out, to)
     return x

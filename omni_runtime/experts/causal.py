@@ -43,18 +43,18 @@ class CausalConv:
         return self._weight.new_zeros(self._channels, self._kept)
 
     def __call__(
-        self, x_RCT: torch.Tensor, kept_RCP: torch.Tensor, add: torch.Tensor | None = None
+        self, x_RCT: torch.Tensor, kept_RCP: torch.Tensor, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """y_RCT, with `add` added, and what to keep."""
+        """y_RCT, added to `into` in place if that is given, and what to keep."""
         if self._dense is not None:
-            return self._dense(x_RCT, 0, x_RCT.shape[-1], add, kept_RCP), _last(x_RCT, kept_RCP)
+            return self._dense(x_RCT, 0, x_RCT.shape[-1], into, kept_RCP), _last(x_RCT, kept_RCP)
         long_RCT = torch.cat([kept_RCP, x_RCT], -1)
         if self._alone is not None:
             y_RCT = self._alone(long_RCT)
         else:
             bent_RCT = long_RCT if self._bent is None else self._bent(long_RCT)
             y_RCT = F.conv1d(bent_RCT, self._weight, self._bias_C, dilation=self._dilation, groups=self._groups)
-        return y_RCT if add is None else y_RCT + add, _last(x_RCT, kept_RCP)
+        return y_RCT if into is None else into.add_(y_RCT), _last(x_RCT, kept_RCP)
 
 
 class CausalUpsample:
@@ -89,9 +89,9 @@ class CausalUpsample:
 
 
 def _last(x_RCT: torch.Tensor, kept_RCP: torch.Tensor) -> torch.Tensor:
-    """As many positions as were kept, from the end of both."""
+    """As many positions as were kept, from the end of both: a copy, for x may be added to in place."""
     count, kept = x_RCT.shape[-1], kept_RCP.shape[-1]
-    return x_RCT[..., count - kept :] if count >= kept else torch.cat([kept_RCP[..., count:], x_RCT], -1)
+    return x_RCT[..., count - kept :].clone() if count >= kept else torch.cat([kept_RCP[..., count:], x_RCT], -1)
 
 
 def snake(alpha_C: torch.Tensor, beta_C: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -100,8 +100,8 @@ class Waves:
         """Samples, [R, T] within -1..1, and the tails after them."""
         before, after = iter(kept), []
 
-        def run(conv: CausalConv, x_RCT: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-            y_RCT, tail = conv(x_RCT, next(before), add)
+        def run(conv: CausalConv, x_RCT: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+            y_RCT, tail = conv(x_RCT, next(before), into)
             after.append(tail)
             return y_RCT
 
