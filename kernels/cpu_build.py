@@ -23,7 +23,7 @@ import torch  # brings the OpenMP threads that the library shares with it; with 
 from omni_runtime.errors import OmniError
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "cpu.c", HERE / "cpu_flow.c")
+SOURCES = (HERE / "cpu.c", HERE / "cpu_flow.c", HERE / "cpu_sound.c")
 PARTS = (*SOURCES, HERE / "cpu_product.h", HERE / "cpu_threads.h")
 # No errno, or expf and sqrtf are calls. Contraction as GCC does it by default: every product-sum is one rounding in every kernel.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")

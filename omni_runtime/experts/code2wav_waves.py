@@ -11,15 +11,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.experts.causal import CausalConv, CausalUpsample, snake
+from omni_runtime.experts.causal import CausalConv, CausalUpsample
 from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.kernels.sound import Bend
 from omni_runtime.weights.qwen3_omni_parts import VocoderConfig
 
 DILATIONS = (1, 3, 9)  # of the residual units at each rate
 NORM_EPS = 1e-6  # of the layer norms inside ConvNeXt blocks, whatever the configuration says of others
 
 Take = Callable[[str], torch.Tensor]
-Act = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _ConvNext(NamedTuple):
@@ -36,14 +36,11 @@ class _ConvNext(NamedTuple):
 class _Unit(NamedTuple):
     """x + pointwise(snake(dilated(snake(x)))) (Kumar et al. 2023, figure 1)."""
 
-    before: Act
     dilated: CausalConv
-    between: Act
     pointwise: CausalConv
 
 
 class _Rate(NamedTuple):
-    act: Act
     upsample: CausalUpsample
     units: tuple[_Unit, ...]
 
@@ -52,14 +49,14 @@ class Waves:
     """Resident weights; `take` gives them by the names of the checkpoint below `code2wav.`."""
 
     def __init__(self, config: VocoderConfig, take: Take, layout: str) -> None:
-        def conv(at: str, dilation: int = 1, groups: int = 1) -> CausalConv:
-            return CausalConv(take(f"{at}.conv.weight"), take(f"{at}.conv.bias"), dilation, groups)
+        def conv(at: str, dilation: int = 1, groups: int = 1, bend: Bend | None = None) -> CausalConv:
+            return CausalConv(take(f"{at}.conv.weight"), take(f"{at}.conv.bias"), dilation, groups, bend)
 
-        def up(at: str, rate: int) -> CausalUpsample:
-            return CausalUpsample(take(f"{at}.conv.weight"), take(f"{at}.conv.bias"), rate)
+        def up(at: str, rate: int, bend: Bend | None = None) -> CausalUpsample:
+            return CausalUpsample(take(f"{at}.conv.weight"), take(f"{at}.conv.bias"), rate, bend)
 
-        def act(at: str) -> Act:
-            return snake(take(f"{at}.alpha"), take(f"{at}.beta"))
+        def act(at: str) -> Bend:
+            return take(f"{at}.alpha"), take(f"{at}.beta")
 
         def dense(at: str) -> Linear:
             return linear(take(f"{at}.weight"), take(f"{at}.bias"), layout)
@@ -76,12 +73,15 @@ class Waves:
         for i, rate in enumerate(config.rates):
             at = f"decoder.{i + 1}.block"
             units = [
-                _Unit(act(f"{at}.{j}.act1"), conv(f"{at}.{j}.conv1", dilation), act(f"{at}.{j}.act2"), conv(f"{at}.{j}.conv2"))
+                _Unit(
+                    conv(f"{at}.{j}.conv1", dilation, bend=act(f"{at}.{j}.act1")),
+                    conv(f"{at}.{j}.conv2", bend=act(f"{at}.{j}.act2")),
+                )
                 for j, dilation in enumerate(DILATIONS, 2)
             ]
-            self._rates.append(_Rate(act(f"{at}.0"), up(f"{at}.1", rate), tuple(units)))
+            self._rates.append(_Rate(up(f"{at}.1", rate, act(f"{at}.0")), tuple(units)))
         last = len(config.rates) + 1
-        self._act, self._last = act(f"decoder.{last}"), conv(f"decoder.{last + 1}")
+        self._last = conv(f"decoder.{last + 1}", bend=act(f"decoder.{last}"))
 
     def fresh(self) -> tuple[torch.Tensor, ...]:
         """The tails before the beginning, in the order in which a call uses them."""
@@ -100,8 +100,8 @@ class Waves:
         """Samples, [R, T] within -1..1, and the tails after them."""
         before, after = iter(kept), []
 
-        def run(conv: CausalConv, x_RCT: torch.Tensor) -> torch.Tensor:
-            y_RCT, tail = conv(x_RCT, next(before))
+        def run(conv: CausalConv, x_RCT: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+            y_RCT, tail = conv(x_RCT, next(before), into)
             after.append(tail)
             return y_RCT
 
@@ -118,8 +118,7 @@ class Waves:
             x_RCT = x_RCT + flat.view(h_RTC.shape).transpose(1, 2)
         x_RCT = run(self._first, x_RCT)
         for rate in self._rates:
-            x_RCT = grow(rate.upsample, rate.act(x_RCT))
+            x_RCT = grow(rate.upsample, x_RCT)
             for unit in rate.units:
-                h_RCT = run(unit.dilated, unit.before(x_RCT))
-                x_RCT = x_RCT + run(unit.pointwise, unit.between(h_RCT))
-        return run(self._last, self._act(x_RCT))[:, 0].clamp(-1.0, 1.0), after
+                x_RCT = run(unit.pointwise, run(unit.dilated, x_RCT), x_RCT)
+        return run(self._last, x_RCT)[:, 0].clamp(-1.0, 1.0), after

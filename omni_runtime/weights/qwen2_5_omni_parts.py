@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
 from omni_runtime.weights.omni_parts import MediaTokens, Shapes, Timing, conv, count_by, decoder_names, dense, norm, snake
 
-NEAR = 3  # positions on each side that a filter of BigVGAN needs
+AROUND = 5  # positions on each side that an activation of BigVGAN sees: its filters 3, of which half a position is one
 FLOW, WAVES = "token2wav.code2wav_dit_model.", "token2wav.code2wav_bigvgan_model."
 PREFIXES = {  # of the names of each expert's tensors; the longest that fits counts
     "thinker": "thinker.",
@@ -103,6 +104,43 @@ class FlowConfig:
     rope_theta: float
 
 
+class Span(NamedTuple):
+    """Positions low .. high of a stage, which may be before its first or after its last."""
+
+    low: int
+    high: int
+
+    def wider(self, by: int) -> Span:
+        return Span(self.low - by, self.high + by)
+
+    def within(self, count: int) -> Span:
+        """Those that there are."""
+        return Span(max(self.low, 0), min(self.high, count))
+
+
+class UnitNeeds(NamedTuple):
+    """Of the answers of a residual unit's convolutions: the dilated one, and the one that is added."""
+
+    dilated: Span
+    out: Span
+
+
+class RateNeeds(NamedTuple):
+    """At one rate: of the answer of its upsampling, and of its blocks."""
+
+    grown: Span
+    blocks: tuple[tuple[UnitNeeds, ...], ...]
+
+
+class WavesNeeds(NamedTuple):
+    """Of mel frames, of the first convolution, at each rate, and samples."""
+
+    mels: Span
+    first: Span
+    rates: tuple[RateNeeds, ...]
+    sound: Span
+
+
 @dataclass(frozen=True)
 class WavesConfig:
     """Shape of BigVGAN."""
@@ -122,17 +160,27 @@ class WavesConfig:
     @property
     def reach(self) -> tuple[int, int]:
         """Mel frames before and after a stretch of frames that its sound depends on."""
-        low, high = -3, self.hop - 1 + 3  # of the samples of frame 0: the last convolution
-        low, high = low - 2 * NEAR + 1, high + 2 * NEAR - 1  # and activation
+        mels = self.needs(0, 1).mels
+        return -mels.low, mels.high - 1
+
+    def needs(self, start: int, stop: int) -> WavesNeeds:
+        """What the sound of frames start .. stop needs of every operation, in a stream without ends."""
+        sound = Span(start * self.hop, stop * self.hop)
+        made, rates = sound.wider(3 + AROUND), []
         for rate, kernel in list(zip(self.rates, self.kernels, strict=True))[::-1]:
-            widest = 0
+            blocks, grown = [], made
             for size, dilations in zip(self.block_kernels, self.dilations, strict=True):
-                around = sum((size - 1) // 2 * (dilation + 1) + 2 * (2 * NEAR - 1) for dilation in dilations)
-                widest = max(widest, around)
-            low, high = low - widest, high + widest
+                units, out = [], made
+                for dilation in dilations[::-1]:
+                    dilated = out.wider((size - 1) // 2 + AROUND)
+                    units.append(UnitNeeds(dilated, out))
+                    out = dilated.wider((size - 1) // 2 * dilation + AROUND)
+                blocks.append(tuple(units[::-1]))
+                grown = Span(min(grown.low, out.low), max(grown.high, out.high))
+            rates.append(RateNeeds(grown, tuple(blocks)))
             cut = (kernel - rate) // 2  # output n is the sum of inputs j with 0 <= n + cut - j rate < kernel
-            low, high = ceil((low + cut - kernel + 1) / rate), (high + cut) // rate
-        return -(low - 3), high + 3
+            made = Span(ceil((grown.low + cut - kernel + 1) / rate), (grown.high - 1 + cut) // rate + 1)
+        return WavesNeeds(made.wider(3), made, tuple(rates[::-1]), sound)
 
 
 @dataclass(frozen=True)

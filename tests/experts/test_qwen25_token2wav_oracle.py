@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from flow_driver import integrate  # noqa: E402
+from omni_runtime.kernels import cpu_build  # noqa: E402
 from tiny_qwen25 import bigvgan, flow, folder, reference, voice  # noqa: E402
 
+from omni_runtime.experts.bigvgan import BigVGAN  # noqa: E402
 from omni_runtime.experts.flow_window import Window  # noqa: E402
 from omni_runtime.loops.flow_chunks import sway_times  # noqa: E402
-from omni_runtime.weights.qwen2_5_omni_parts import WavesConfig  # noqa: E402
+from omni_runtime.weights.qwen2_5_omni_parts import WAVES, WavesConfig  # noqa: E402
 
 torch.set_num_threads(1)
 WHO = ["Chelsie", "Ethan"]
@@ -100,18 +103,51 @@ def whole(mel_TM: torch.Tensor) -> torch.Tensor:
     return wave
 
 
-def test_sound_of_mel_frames() -> None:
+@lru_cache
+def vocoder(form: str) -> BigVGAN:
+    """With the kernels in C, if a compiler is here, or with torch's convolutions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNI_KERNELS", form)
+        config = folder().config.waves
+        assert config is not None
+        return BigVGAN(config, folder().named(WAVES))
+
+
+EXACT = cpu_build.compiler() is not None
+
+
+@pytest.mark.parametrize("form", ["", "torch"])
+def test_sound_of_mel_frames(form: str) -> None:
     mels = torch.stack([noise(50, 16, seed=seed) * (3 if seed else 30) for seed in range(3)])  # also where it is cut
-    for ours, mel in zip(bigvgan().decode(mels), mels, strict=True):
+    for ours, mel in zip(vocoder(form).decode(mels), mels, strict=True):
         assert len(ours) == 50 * 240
         torch.testing.assert_close(ours, reference().token2wav.code2wav_bigvgan_model(mel.T[None]), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 7, 24, 33, 48, 100, 130])
-def test_any_piece_size_equals_one_call(size: int) -> None:
-    mel = noise(130, 16, seed=8)
-    found = torch.cat([bigvgan().piece(0, mel, at, min(at + size, 130)) for at in range(0, 130, size)])
-    torch.testing.assert_close(found, whole(mel), rtol=0, atol=1e-5)
+@pytest.mark.parametrize(("size", "form"), [(1, ""), (7, ""), (24, ""), (33, ""), (100, ""), (24, "torch"), (100, "torch")])
+def test_any_piece_size_equals_one_call(size: int, form: str) -> None:
+    """To the bit with the kernels in C, on any number of threads. Of single frames every ninth."""
+    mel, model = noise(130, 16, seed=8), vocoder(form)
+    one = model.decode(mel[None])[0]
+    torch.testing.assert_close(one, whole(mel), rtol=0, atol=1e-5)
+    for number, at in enumerate(range(0, 130, max(size, 9))):
+        torch.set_num_threads(2 if number == 2 else 1)
+        try:
+            found = model.piece(0, mel, at, min(at + size, 130))
+        finally:
+            torch.set_num_threads(1)
+        expected = one[at * 240 : (at + size) * 240]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert form or not EXACT or torch.equal(found, expected), at
+
+
+@pytest.mark.skipif(not EXACT, reason="no C compiler here")
+def test_what_is_no_number_is_heard_as_far_as_reach() -> None:
+    """Nothing is too faint for it, so both ends of `reach` are seen."""
+    mel = noise(120, 16, seed=2)
+    mel[60] = float("nan")
+    heard = vocoder("").decode(mel[None])[0].view(-1, 240).isnan().any(1)
+    assert heard.nonzero()[:, 0].tolist() == list(range(60 - 34, 60 + 35))
 
 
 def test_reach_is_what_sound_depends_on() -> None:

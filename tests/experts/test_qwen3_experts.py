@@ -141,8 +141,10 @@ def test_rules_that_are_refused(tmp_path: Path, change: dict[str, Any], message:
 # -- Convolutions in pieces, by their definitions ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", ["", "torch"])
 @pytest.mark.parametrize("cuts", [(9,), (1, 8), (4, 3, 2), (1,) * 9])
-def test_causal_convolution(cuts: tuple[int, ...]) -> None:
+def test_causal_convolution(cuts: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_KERNELS", form)
     generator = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(3, 2, 5, generator=generator), torch.randn(3, generator=generator)
     x = torch.randn(1, 2, 9, generator=generator)
@@ -156,9 +158,11 @@ def test_causal_convolution(cuts: tuple[int, ...]) -> None:
         torch.testing.assert_close(torch.cat(parts, 2)[0, :, t], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["", "torch"])
 @pytest.mark.parametrize("cuts", [(5,), (1, 4), (2, 1, 2), (1,) * 5])
-def test_causal_upsampling(cuts: tuple[int, ...]) -> None:
+def test_causal_upsampling(cuts: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample j of block t: what input t adds with the first half of the kernel, input t - 1 with the second; from block 1 on."""
+    monkeypatch.setenv("OMNI_KERNELS", form)
     generator = torch.Generator().manual_seed(2)
     weight, bias = torch.randn(2, 3, 8, generator=generator), torch.randn(3, generator=generator)
     x = torch.randn(1, 2, 5, generator=generator)

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.oracle]
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from omni_runtime.kernels import cpu_build  # noqa: E402
 from tiny_qwen3 import reference, vocoder  # noqa: E402
 
 from omni_runtime.errors import RequestError  # noqa: E402
@@ -59,6 +60,36 @@ def test_any_piece_size_equals_one_call(size: int) -> None:
     given = codes(60, 1)
     sizes = [size] * (60 // size) + ([60 % size] if 60 % size else [])
     torch.testing.assert_close(pieces(given, sizes), whole(given), rtol=0, atol=1e-5)
+
+
+def test_any_piece_size_with_convolutions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_KERNELS", "torch")
+    vocoder.cache_clear()
+    try:
+        for size in (1, 7, 60):
+            test_any_piece_size_equals_one_call(size)
+    finally:
+        vocoder.cache_clear()
+
+
+@pytest.mark.skipif(cpu_build.compiler() is None, reason="no C compiler here")
+def test_the_convolutions_are_one_call_to_the_bit() -> None:
+    """In pieces of any size, alone and beside others; the transformer before them is not."""
+    waves = vocoder()._waves
+    x_RCT = torch.randn(3, vocoder().config.width, 40, generator=torch.Generator().manual_seed(3))
+
+    def fresh(rows: int) -> list[torch.Tensor]:
+        return [tail.expand(rows, *tail.shape) for tail in waves.fresh()]
+
+    with torch.inference_mode():
+        one, _ = waves(x_RCT.clone(), fresh(3), True)
+        for size in (1, 3, 8, 25):
+            for rows in (slice(0, 3), slice(1, 2)):
+                kept, found = fresh(rows.stop - rows.start), []
+                for at in range(0, 40, size):
+                    part, kept = waves(x_RCT[rows, :, at : at + size].clone(), kept, at == 0)
+                    found.append(part)
+                assert torch.equal(torch.cat(found, 1), one[rows]), (size, rows)
 
 
 def test_the_window_ends() -> None:
