@@ -153,7 +153,7 @@ typedef struct {
 } Place;
 
 /* A tile is put where it belongs: `outputs` rows of `count` positions. */
-static __attribute__((noinline)) void put(const float *found, const Place *p, long outputs, long count) {
+static __attribute__((noinline)) void put16(const float *found, const Place *p, long outputs, long count) {
     for (long o = 0; o < outputs; o++, found += WIDE) {
         float *y = p->y + o * p->ldy;
         const float *add = p->add ? p->add + o * p->ldadd : 0;
@@ -195,7 +195,7 @@ INLINE void sums(const float *x, const long ld, const float *w, const float *bia
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) *(v16 *)(found + r * WIDE + 16 * v) = sum[r][v];
-    put(found, p, outputs < rows ? outputs : rows, count);
+    put16(found, p, outputs < rows ? outputs : rows, count);
 }
 
 /* Up to OUTPUTS outputs of one tile. Those of a group that are not there are zeros: computed, not put. */
