@@ -248,7 +248,8 @@ static void product(const Mat *m, int from, int to, const float *const *x, float
 }
 
 /* A thread's share of a product: whole panels, side by side. */
-static __attribute__((unused)) void share(const Mat *m, const float *const *x, float *y, long ldy, int how, long rows, int me, int all) {
+static __attribute__((unused)) void share(const Mat *m, const float *const *x, float *y, long ldy, int how, long rows, int me,
+                                          int all) {
     long count = (m->n + P - 1) / P, from = count * me / all, to = count * (me + 1) / all;
     if (from < to) product(m, (int)from, (int)to, x, y, ldy, how, rows);
 }
