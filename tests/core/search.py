@@ -21,16 +21,25 @@ SOON = (None, 0.001, 0.3, 100.0)  # seconds until something is wanted
 BUSY = (1e-6, 1e-3)  # seconds of a batch: a stream can be promised, or is too slow
 
 
+# Worlds below a million draw from the choices that there were when what they found was found; newer ones from all.
+FOUND_AMONG, NEWER = 16, 10**6
+
+
 class Mood:
     """What a world is like. Each lacks some kinds of trouble and some requests, so that the others meet more often."""
 
     def __init__(
-        self, r: random.Random, reuse: bool, wishes: random.Random | None = None, drawn: random.Random | None = None
+        self,
+        r: random.Random,
+        reuse: bool,
+        wishes: random.Random | None = None,
+        drawn: random.Random | None = None,
+        known: int = len(CHOICES),
     ) -> None:
         self.r = r
         self.wishes = wishes  # draws how things are wanted: apart, so that what is wanted stays the same; None: just so
         self.tenants = ("", "a", "b") if wishes is None or wishes.random() < 0.6 else ("a",)
-        self.choices = r.sample(range(len(CHOICES)), r.choice((1, 2, 4, len(CHOICES))))
+        self.choices = r.sample(range(known), r.choice((1, 2, 4, known)))
         if drawn is not None:  # programs that nobody wrote, beside those that somebody did
             self.choices = [*self.choices[:2], *(FIRST + drawn.randrange(10**9) for _ in range(drawn.choice((1, 2, 4))))]
         self.prompts = r.choice(((1, 2, 3), (9, 13, 20), (1, 2, 3, 5, 9, 20, 63, 64)))
@@ -118,7 +127,8 @@ def play(seed: int, longest: int = 60) -> World:
             policy, tenants = wishes.choice([*POLICIES, "deadline"]), wishes.choice((None, DECLARED))
             more = {"policy": policy, "tenants": tenants, "seconds": wishes.choice(BUSY)}
         world = World(r.choice(POOLS), r.choice((2, 5, 20_000, 20_000)), reuse, **more)
-        mood = Mood(r, reuse, wishes, random.Random(f"programs {seed}") if seed % 3 == 2 else None)
+        known = FOUND_AMONG if seed < NEWER else len(CHOICES)
+        mood = Mood(r, reuse, wishes, random.Random(f"programs {seed}") if seed % 3 == 2 else None, known)
         world.turn(world.host(None, r.randint(1, 2)))
         for _ in range(r.randint(5, longest)):
             burst = [mood.move() for _ in range(r.choice((1, 1, 1, 3, 7)))]

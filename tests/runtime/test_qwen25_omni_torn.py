@@ -39,9 +39,9 @@ def test_any_chunks_and_batches_and_losses(seed: int) -> None:
     with Runtime([card], executors=forced) as runtime:
         program = omni(card)
         handles = [runtime.submit(program, **wish(name)) for name in names]
-        for name, handle in zip(names, handles, strict=True):
-            result = handle.result(120)
-            assert result.rebuilt > 0, "nothing was lost"
+        results = [handle.result(120) for handle in handles]
+        assert any(result.rebuilt for result in results), "nothing was lost"
+        for name, result in zip(names, results, strict=True):
             same(result, name)
         assert runtime.idle
 
