@@ -1,7 +1,7 @@
 """A decoder of feature frames that looks some frames back and ahead, as an expert: op `decode_audio` keeps nothing.
 
-Each step brings the frames around those whose sound it wants. Rows are decoded one by one: four rows of one length together take
-0.7 of the time, but their samples differ from those of a row alone by 6e-7, since convolutions of torch sum in another order.
+Each step brings the frames around those whose sound it wants. Rows are decoded one by one: what is wanted of each is another
+stretch, and nothing is won by company, since a row alone keeps all threads busy (`kernels/cpu_sound.py`).
 
 Suffixes: T frames, M numbers of a frame, S samples.
 """
