@@ -191,7 +191,8 @@ static void attention(const FlowModel *m, const FlowLayer *l, const FlowBatch *b
     long count = 0;
     for (int p = 0; p < parts; p++) count += seen[p].frames;
     const long lanes = (count + 15) / 16 * 16;
-    float *keys = room(0, lanes * E + 2 * count * E + frames * (lanes + E)), *values = keys + lanes * E, *own_keys = values + count * E;
+    float *keys = room(0, lanes * E + 2 * count * E + frames * (lanes + E));
+    float *values = keys + lanes * E, *own_keys = values + count * E;
     float *scores = own_keys + count * E, *turned = scores + frames * lanes;
     const float **rows = (const float **)room(1, lanes * (sizeof *rows / sizeof(float)));
     const int keeps = w->kept && l->back >= 0 && at->block + 1 == w->keep;

@@ -42,7 +42,8 @@ typedef struct {
 /* What becomes of a product: stored; added to what is there; lanes 0..15 of a panel are gates of lanes 16..31; its GELU. */
 enum { STORE, ADD, GATED, GELU };
 
-/* Not 0 + x: that makes 0 of -0, so it is an addition and a shuffle for each number of a row, and products took half again as long. */
+/* Not 0 + x: that makes 0 of -0, so it is an addition and a shuffle for each number of a row, and products took half again as
+ * long. */
 INLINE v16 splat(float x) { return x - (v16){}; }
 
 INLINE v16 pick(i16x mask, v16 yes, v16 no) { return (v16)((mask & (i16x)yes) | (~mask & (i16x)no)); }

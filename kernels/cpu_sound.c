@@ -1,4 +1,5 @@
-/* Stretches of sound on a CPU: convolutions over time, upsampling, filtered Snake activations, float32. `cpu_sound.py` calls this.
+/* Stretches of sound on a CPU: convolutions over time, upsampling, filtered Snake activations, float32. `cpu_sound.py` calls
+ * this.
  *
  * Lanes are positions. A sum runs over channels, then over taps, in one accumulator that begins with the bias. What is beyond the
  * ends is put there before, so that no position knows whether it is near one. Hence a value never depends on the stretch that was
@@ -131,7 +132,8 @@ static void snake(float *x, long ld, float rate, float share) {
 
 /* ---- sums ---- */
 
-/* y[o][n] = bias[o] + sum over c, m of w[c][o][r + m rate] x[c][q - m dilation], where n + cut = q rate + r. That is an upsampling;
+/* y[o][n] = bias[o] + sum over c, m of w[c][o][r + m rate] x[c][q - m dilation], where n + cut = q rate + r. That is an
+ * upsampling;
  * with rate 1 it is a convolution whose taps were turned round. Positions n low .. high are made. */
 typedef struct {
     const float *w;    /* by remainder r and group of outputs: [in][taps of r, the last first][8] */
@@ -266,11 +268,13 @@ void omni_conv(const Conv *c, const Given *g, int threads) {
         float *packed = room(0, (together ? all_blocks : 1) * ld * c->in);
         long there = together ? 0 : -1; /* how many blocks are laid out; or which */
         for (long item = items * me / all; item < items * (me + 1) / all; item++) {
-            const long number = together ? item % all_blocks : item / panels, panel = together ? item / all_blocks : item % panels;
+            const long number = together ? item % all_blocks : item / panels;
+            const long panel = together ? item / all_blocks : item % panels;
             const long row = number / blocks, r = panel / groups, group = panel % groups, taps = taps_of(c, r);
             const long begin = start + number % blocks * size, end = begin + size < stop ? begin + size : stop;
             float *at = packed + (together ? number * ld * c->in : 0);
-            if (together ? there < all_blocks : there != number) { /* a share may begin anywhere: its first items meet all blocks */
+            /* A share may begin anywhere: its first items meet all blocks. */
+            if (together ? there < all_blocks : there != number) {
                 lay_out(c, g, row, begin - before, ld, at);
                 there = together ? there + 1 : number;
             }

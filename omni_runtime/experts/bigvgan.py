@@ -40,17 +40,17 @@ class _Rate(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Positions `span` of a row that is `count` long: all that an operation is given, and all that it is asked for."""
+    """Positions `span` of a row that is `length` long: all that an operation is given, and all that it is asked for."""
 
     x_CT: torch.Tensor
     span: Span
-    count: int
+    length: int
 
     def then(self, run: Stretch, wanted: Span, into: _Held | None = None) -> _Held:
         """The answer where it is wanted and there is one, added to what `into` holds there, in place."""
-        span = wanted.within(self.count)
+        span = wanted.within(self.length)
         to = None if into is None else into.x_CT[:, span.low - into.span.low : span.high - into.span.low]
-        return _Held(run(self.x_CT, span.low - self.span.low, span.high - self.span.low, to), span, self.count)
+        return _Held(run(self.x_CT, span.low - self.span.low, span.high - self.span.low, to), span, self.length)
 
 
 class BigVGAN:
@@ -60,13 +60,14 @@ class BigVGAN:
         self.config, self.device = config, torch.device(device)
         self.back, self.ahead = config.reach
         parts = Parts(weights, self.device, "plain")
-        form = cpu_sound if cpu_sound.usable(self.device) else sound
+        ours = cpu_sound.usable(self.device)
+        convolve, grow = (cpu_sound.conv, cpu_sound.grow) if ours else (sound.conv, sound.grow)
 
         def act(at: str) -> Bend:
             return parts.take(f"{at}.act.alpha"), parts.take(f"{at}.act.beta")
 
         def conv(at: str, dilation: int = 1, smooth: Bend | None = None) -> Stretch:
-            return form.conv(parts.take(f"{at}.weight"), parts.take(f"{at}.bias"), dilation, smooth)
+            return convolve(parts.take(f"{at}.weight"), parts.take(f"{at}.bias"), dilation, smooth)
 
         def unit(at: str, k: int, dilation: int) -> _Unit:
             before, between = (act(f"{at}.activations.{2 * k + i}") for i in range(2))
@@ -79,9 +80,9 @@ class BigVGAN:
                 for dilations in config.dilations:
                     blocks.append(tuple(unit(f"resblocks.{number}", k, dilation) for k, dilation in enumerate(dilations)))
                     number += 1
-                up = form.grow(parts.take(f"ups.{i}.0.weight"), parts.take(f"ups.{i}.0.bias"), rate)
+                up = grow(parts.take(f"ups.{i}.0.weight"), parts.take(f"ups.{i}.0.bias"), rate)
                 self._rates.append(_Rate(up, rate, tuple(blocks)))
-            self._last = form.conv(parts.take("conv_post.weight"), smooth=act("activation_post"))
+            self._last = convolve(parts.take("conv_post.weight"), smooth=act("activation_post"))
 
     def decode(self, mel_RTM: torch.Tensor) -> torch.Tensor:
         """wave_RS within -1..1: hop samples a frame. What is around the frames counts as silence."""
@@ -107,12 +108,12 @@ class BigVGAN:
         held = _Held(scaled_MT, span, frames).then(self._first, needs.first)
         for (up, rate, blocks), need in zip(self._rates, needs.rates, strict=True):
             # In its answer's positions, of which the first is that of the first input.
-            x = _Held(held.x_CT, Span(held.span.low * rate, held.span.high * rate), held.count * rate).then(up, need.grown)
+            x = _Held(held.x_CT, Span(held.span.low * rate, held.span.high * rate), held.length * rate).then(up, need.grown)
             parts = [_block(x, block, needed) for block, needed in zip(blocks, need.blocks, strict=True)]
             total_CT = parts[0].x_CT
             for part in parts[1:]:
                 total_CT += part.x_CT
-            held = _Held(total_CT.div_(len(parts)), parts[0].span, x.count)
+            held = _Held(total_CT.div_(len(parts)), parts[0].span, x.length)
         return held.then(self._last, needs.sound).x_CT[0].clamp(-1.0, 1.0)
 
 

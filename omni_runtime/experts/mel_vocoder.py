@@ -1,8 +1,7 @@
 """A decoder of feature frames that looks some frames back and ahead, as an expert: op `decode_audio` keeps nothing.
 
-Each step brings the frames around those whose sound it wants. Rows are decoded one by one: together, samples differ from those of
-a row alone by 6e-7, since convolutions of torch sum in another order, and little is won: two rows of 90 frames of a BigVGAN of
-the published shape take 4.9 to 6.3 s together and 5.3 to 6.4 one by one, on one thread of a busy machine.
+Each step brings the frames around those whose sound it wants. Rows are decoded one by one: what is wanted of each is another
+stretch, and nothing is won by company, since a row alone keeps all threads busy (`kernels/cpu_sound.py`).
 
 Suffixes: T frames, M numbers of a frame, S samples.
 """
