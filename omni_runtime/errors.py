@@ -121,6 +121,6 @@ class EngineStopped(OmniError):
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """The clause of a message about a name nobody knows: what there is, and what was probably meant."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
+    near = get_close_matches(str(name)[:200], names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}, known: {', '.join(names) or 'none'}{hint}"
+    return f"unknown {what} {name!r:.100}, known: {', '.join(names) or 'none'}{hint}"

@@ -126,8 +126,10 @@ class TalkParams(Params):
         """With a speaker of the card, in whatever case the name was written.
 
         Raises:
-            RequestError: it has none of that name.
+            RequestError: it has none of that name, or draws nothing that `predict` is about.
         """
+        if "states" in spec.reads and "predict" in self.model_fields_set:
+            raise RequestError("predict: this talker's frames have one code, nothing else is drawn; leave it out")
         named = {name.lower(): name for name in spec.speakers}
         if self.speaker and self.speaker.lower() not in named:
             raise RequestError(f"speaker: {unknown('speaker', self.speaker, spec.speakers)}")

@@ -62,6 +62,9 @@ QUERIES: dict[str, tuple[str, tuple[Callable[[argparse.Namespace], Part], ...]]]
 }
 
 
+MEDIA = {"image": image_part, "audio": audio_part, "video": video_part}
+
+
 def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
     question, parts = QUERIES[args.query_type]
     content = [*(part(args) for part in parts), {"type": "text", "text": args.question or question}]
@@ -97,7 +100,13 @@ def options(family: Family) -> argparse.Namespace:
     parser.add_argument("--stream", action="store_true", help="show text and sound as they come")
     parser.add_argument("--stats", action="store_true", help="afterwards, what every loop did")
     parser.add_argument("--out", type=Path, default=Path("output"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    unused = [name for name, part in MEDIA.items() if getattr(args, name) and part not in QUERIES[args.query_type][1]]
+    if args.use_audio_in_video and video_part not in QUERIES[args.query_type][1]:
+        unused.append("use_audio_in_video")
+    if unused:
+        parser.error(f"--{unused[0].replace('_', '-')}: nothing of the kind goes into query type {args.query_type}; leave it out")
+    return args
 
 
 def follow(handle: Any, args: argparse.Namespace, began: float) -> None:

@@ -43,8 +43,15 @@ def checked(port: str, kind: str, items: Any) -> Any:
         wrong = next((item for item in items if not isinstance(item, int | np.integer)), None)
     elif kind == "samples":
         wrong = None if np.ndim(items) == 1 and np.asarray(items).dtype.kind in "fiu" else items
+        if wrong is None and not _finite(np.asarray(items)):
+            raise ResultError(f"port {port!r}: not all samples are numbers; its decoder's weights are damaged, or another's")
     else:
         return items
     if wrong is not None:
         raise ResultError(f"port {port!r} promises {kind}, but a {type(wrong).__name__} came: {str(wrong)[:60]!r}")
     return items
+
+
+def _finite(samples: np.ndarray[Any, Any]) -> bool:
+    """Whether all of them are numbers. Of a view that repeats one, as simulated sound is, one look tells."""
+    return bool(np.isfinite(samples[:1] if samples.strides == (0,) else samples).all())

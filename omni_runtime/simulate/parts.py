@@ -19,7 +19,8 @@ TOKEN = 5  # ends no answer of a card here, so an answer is as long as the workl
 FIRST = 1000  # id of a prompt's first token
 USUAL = {"token": 0.25, "text": 1.0, "frame": 5.0, "samples": 1.0}  # items of a call by character, where nothing was learned
 NO_MEDIA: dict[str, tuple[Any, ...]] = {"sound": (), "picture": (), "inset": (), "turns": (), "positions": ((None, 0.0),)}
-AFTER = 32  # a talker ends with a frame whose number is a multiple of this, once its text has ended
+# A talker ends with a frame whose number is a multiple of so many seconds, once its text has ended: 32 frames of Qwen3-Omni.
+AFTER, FRAMES = 2.56, 12.5  # seconds; frames a second where no sound is made of them
 ZERO = np.zeros(1, np.float32)
 NOTHING = StepResult()
 
@@ -37,10 +38,11 @@ class Script(Struct):
 class Part:
     """One loop of a program."""
 
-    __slots__ = ("cache", "last", "learned", "plain", "said", "spec")
+    __slots__ = ("after", "cache", "last", "learned", "plain", "said", "spec")
 
-    def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose | None, marks: int) -> None:
+    def __init__(self, spec: Any, learned: Mapping[str, float], prose: Prose | None, marks: int, frames: float) -> None:
         self.spec = spec
+        self.after = max(1, round(AFTER * frames))  # `frames`: of a talker, a second
         self.learned = learned  # items for a unit of work, by port
         said_by = prose.said if prose is not None else []
         pieces = {piece: StepResult(TOKEN, piece.encode()) for piece in {p for said in said_by for p in said}}
@@ -62,7 +64,7 @@ class Part:
         if type(payload) is TalkStep:
             if payload.index < 0:
                 return NOTHING
-            over = payload.text[-1:] == (self.spec.text_pad,) and payload.index % AFTER == AFTER - 1
+            over = payload.text[-1:] == (self.spec.text_pad,) and payload.index % self.after == self.after - 1
             return StepResult(items={"codes": [] if over else [(0,) * len(self.plain)]})
         if type(payload) is FlowStep:
             if payload.call < payload.calls - 1:
@@ -164,6 +166,9 @@ def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
     """The loops of a program. What was learned under another program of the same name and node serves as well."""
     clauses, firsts = clauses_of(plan, costs)
     marks = max([step.spec.mark or 0 for step in plan.steps if step.spec.kind == "audio_decode"], default=0)
+    rates = [step.spec.sample_rate / step.spec.hop for step in plan.steps if step.spec.kind == "audio_decode"]
+    repeats = max((step.spec.repeats for step in plan.steps if step.spec.kind == "flow_decode"), default=1)
+    frames = min(rates, default=FRAMES) / repeats
     found = {}
     for number, step in enumerate(plan.steps):
         pace = costs.paces.get((plan.program, step.name))
@@ -171,5 +176,5 @@ def parts(plan: Plan, costs: Costs, seed: int) -> dict[str, Part]:
         # characters of a unit, and every unit but a cut prefill is a token
         per_token = learned.get("text", 0.0) * pace.work if pace is not None else 0.0
         prose = Prose(clauses, firsts, per_token, seed + number) if step.spec.kind == "ar_decode" else None
-        found[step.name] = Part(step.spec, learned, prose, marks)
+        found[step.name] = Part(step.spec, learned, prose, marks, frames)
     return found

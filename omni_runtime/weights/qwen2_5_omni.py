@@ -14,7 +14,7 @@ from omni_runtime.weights.omni_folder import TensorFolder, Tensors
 from omni_runtime.weights.omni_parts import decoder_names
 from omni_runtime.weights.qwen2_5_omni_config import read_qwen25_config
 from omni_runtime.weights.qwen2_5_omni_parts import Qwen25Config, tensor_shapes
-from omni_runtime.weights.speaker_names import SPEAKERS
+from omni_runtime.weights.speaker_names import SPEAKERS, check_names
 
 PARTS = ("thinker.", "talker.", "token2wav.")
 DERIVED = r"(inv_freq|\.filter|positional_embedding(\.positional_embedding)?)$"  # older files may store these tables
@@ -72,10 +72,13 @@ def read_speakers(folder: Path, config: Qwen25Config) -> dict[str, Speaker]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist, and without it nobody can speak; fetch the file") from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except pickle.UnpicklingError:  # torch's own words advise to let the file run what it likes
+        raise CheckpointError(
+            f"{path} is damaged, or asks to run code: only tensors, numbers and texts are read of it; fetch the file again"
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]:.200}; fetch the file again") from None
-    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
-        raise CheckpointError(f"{path}: speakers by name are needed, not {type(found).__name__}; fetch the file again")
+    check_names(path, found)
     return {name: _speaker(f"{path}: {name}", value, config) for name, value in found.items()}
 
 

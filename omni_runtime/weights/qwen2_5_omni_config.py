@@ -75,7 +75,10 @@ def parse_qwen25_config(values: Mapping[str, Any], path: Path) -> Qwen25Config:
         thinker = _decoder(part(t, "text_config"), _NESTED, tied=t.flag("tie_word_embeddings", False))
         audio, vision = _audio(part(t, "audio_config")), _vision(part(t, "vision_config"))
         talker = flow = waves = None
-        if f.flag("enable_audio_output", True):
+        voiced = f.flag("enable_audio_output", True)
+        if not f.flag("enable_talker", voiced) and voiced:
+            raise f.wrong("enable_talker", "false contradicts enable_audio_output, by which a voice is made; set both to false")
+        if voiced:
             talker = _talker(part(f, "talker_config"), thinker.vocab)
             w = part(f, "token2wav_config")
             w.only(_NESTED | {"dit_config", "bigvgan_config"})
@@ -105,7 +108,8 @@ def _check(f: Fields, c: Qwen25Config) -> None:
         raise f.wrong("talker_config.embedding_size", f"{width} is not the thinker's hidden_size, {c.thinker.width}")
     talking = _timing(part(f, "talker_config"))
     if talking != c.timing:
-        raise f.wrong("talker_config.position_id_per_seconds", f"its positions, {talking}, are not the thinker's, {c.timing}")
+        mine, others = (f"{one.a_second} a second, {one.chunk} a chunk" for one in (talking, c.timing))
+        raise f.wrong("talker_config: position_id_per_seconds, seconds_per_chunk", f"{mine}; the thinker's are {others}")
     if c.flow.mels != c.waves.mels:
         raise f.wrong("token2wav_config.bigvgan_config.mel_dim", f"{c.waves.mels}, dit_config gives {c.flow.mels}")
 

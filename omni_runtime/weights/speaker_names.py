@@ -62,6 +62,24 @@ def read_speaker_names(folder: Path) -> tuple[str, ...]:
     except Exception as error:  # a damaged pickle raises nearly anything
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} cannot be read: {said:.200}; fetch the file again") from None
-    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
-        raise CheckpointError(f"{path}: speakers by name are needed, not {type(found).__name__}; fetch the file again")
+    check_names(path, found)
     return tuple(sorted(found))
+
+
+def check_names(path: Path, found: Any) -> None:
+    """Whether that is speakers by name, each of which a request can tell from the others: case does not count there.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: speakers by name are needed, not {type(found).__name__}; fetch the file again")
+    if not found:
+        raise CheckpointError(f"{path}: holds no speaker; fetch the file again")
+    for name in found:
+        if not isinstance(name, str) or not name:
+            raise CheckpointError(f"{path}: {name!r:.40} is no name of a speaker; fetch the file again")
+    lower = [name.lower() for name in found]
+    for name in found:
+        if lower.count(name.lower()) > 1:
+            raise CheckpointError(f"{path}: {name!r:.40} is there twice, but for its case; rename one of the speakers")

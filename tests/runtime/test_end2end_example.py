@@ -56,6 +56,8 @@ def test_text_only_leaves_the_voice_out(tmp_path: Path) -> None:
         (("-q", "text", "--checkpoint", "nowhere"), 1, "nowhere: there is no such folder"),
         (("-q", "text", "--speaker", "nobody"), 1, "unknown speaker 'nobody'"),
         (("-q", "text", "--out", "taken"), 1, "taken"),
+        (("-q", "text", "--image", "x.png"), 2, "--image: nothing of the kind goes into query type text"),
+        (("-q", "use_image", "--use-audio-in-video"), 2, "--use-audio-in-video: nothing of the kind goes into"),
         (("-q", "text", "--requests", "0"), 2, "--requests: a whole number from 1 on is needed, not '0'"),
     ],
 )

@@ -17,9 +17,10 @@ from forced import Preempting  # noqa: E402
 from omni25_oracle import ASKED, CARD, END, PROGRAM, WHOLE, answer, log_spectral_distance, same, stream, wish  # noqa: E402
 from omni_runtime.cards.qwen2_5_omni import qwen2_5_omni  # noqa: E402
 from omni_runtime.programs.omni import omni  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from omni_runtime.card import OpLimits  # noqa: E402
-from omni_runtime.errors import RequestError  # noqa: E402
+from omni_runtime.errors import RequestError, RequestFailed  # noqa: E402
 from omni_runtime.executors.lineup import lineup  # noqa: E402
 from omni_runtime.runtime import Runtime  # noqa: E402
 from omni_runtime.weights.toy_qwen2_5_omni import write_toy_qwen25  # noqa: E402
@@ -173,6 +174,7 @@ def test_parameters_of_the_flow_are_heard(runtime: Runtime) -> None:
         ({"flow": {"guidance_scale": -1.0}}, "guidance_scale"),
         ({"flow": {"sway_coefficient": 3.0}}, "sway_coefficient"),
         ({"talk": {"max_frames": -1}}, "max_frames"),
+        ({"talk": {"predict": {"temperature": 0.0}}}, "talk: predict: this talker's frames have one code"),
         ({"flow": {"steps": 1}}, "unknown field 'steps'"),
     ],
 )
@@ -190,3 +192,20 @@ def test_a_folder_without_a_voice_gives_text_and_says_what_it_lacks(tmp_path: Pa
         assert list(result.outputs) == ["text", "tokens", "logprobs"] and len(result.outputs["tokens"]) == 5
         with pytest.raises(RequestError, match="no output 'audio': the checkpoint has no voice"):
             runtime.submit(program, messages="Hello", outputs="audio")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [("bigvgan_model.conv_post.weight", "not all samples are numbers"), ("dit_model.proj_out.bias", "frames 0 to")],
+)
+def test_a_voice_that_gives_no_numbers_is_told(tmp_path: Path, tensor: str, said: str) -> None:
+    """All of the sound was NaN, and the request was done."""
+    folder = write_toy_qwen25(tmp_path / "bad", seed=3, shards=1)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"token2wav.code2wav_{tensor}"] *= float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    card = qwen2_5_omni(str(folder))
+    with Runtime([card], executor="loopback", threads=1) as runtime:
+        with pytest.raises(RequestFailed, match=said):
+            runtime.submit(omni(card), messages="Hello", max_tokens=5).result(60)
+        assert runtime.submit(omni(card), messages="Hello", outputs="text", max_tokens=5).result(60).text

@@ -222,7 +222,7 @@ GOOD = {"bos_token": 3, "cond": torch.zeros(1, 12), "ref_mel": torch.zeros(1, 30
     ("held", "message"),
     [
         ([1], "speakers by name are needed, not list"),
-        ({}, "speakers by name are needed"),
+        ({}, "holds no speaker"),
         ({"Ann": 3}, "Ann: bos_token, cond and ref_mel are needed"),
         ({"Ann": GOOD | {"bos_token": 99999}}, "Ann: bos_token: 99999 is no token"),
         ({"Ann": GOOD | {"bos_token": 0.5}}, "Ann: bos_token: 0.5 is no token"),
@@ -249,11 +249,11 @@ class Harmful:
 def test_a_speaker_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_toy_qwen25(tmp_path)
     torch.save({"Ann": Harmful()}, folder / "spk_dict.pt")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="damaged, or asks to run code"):
         Qwen25Folder(folder).speakers()
     assert "ran" not in capsys.readouterr().out
     (folder / "spk_dict.pt").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="is damaged, or"):
         Qwen25Folder(folder).speakers()
     (folder / "spk_dict.pt").unlink()
     with pytest.raises(CheckpointError, match="does not exist, and without it nobody can speak"):
@@ -300,7 +300,10 @@ def text(**changes: Any) -> Values:
         ({"thinker_config": {"vision_config": {"embed_dim": 40}}}, r"embed_dim: 40 is not computed here, only 32 is"),
         ({"talker_config": {"embedding_size": 60}}, r"embedding_size: 60 is not the thinker's hidden_size, 64"),
         ({"talker_config": {"tts_codec_mask_token_id": 80}}, r"tts_codec_mask_token_id: 80 is not in the vocabulary of 80"),
-        ({"talker_config": {"seconds_per_chunk": 3}}, r"talker_config.position_id_per_seconds: its positions"),
+        (
+            {"talker_config": {"seconds_per_chunk": 3}},
+            r"seconds_per_chunk: 25 a second, 75 a chunk; the thinker",
+        ),
         (flow(depth=4), r"depth: 4 contradicts num_hidden_layers 3"),
         (flow(block_size=7), r"block_size: 7 mel frames are no whole number of codes of 2"),
         (flow(enc_channels=[16, 16, 48]), r"enc_channels: 3 of them, 5 kernels and 5 dilations"),

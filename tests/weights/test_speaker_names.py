@@ -51,6 +51,20 @@ def test_what_is_no_file_of_speakers_is_told(tmp_path: Path, data: bytes) -> Non
         read_speaker_names(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ((), "holds no speaker"),
+        (("Ann", ""), "'' is no name of a speaker"),
+        (("Ann", "Bob", "ann"), "'Ann' is there twice, but for its case"),
+    ],
+)
+def test_speakers_that_nobody_could_ask_for(tmp_path: Path, names: tuple[str, ...], told: str) -> None:
+    packed(tmp_path / SPEAKERS, pickle.dumps(dict.fromkeys(names, 1)))
+    with pytest.raises(CheckpointError, match=told):
+        read_speaker_names(tmp_path)
+
+
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"spk_dict\.pt does not exist, .* fetch the file"):
         read_speaker_names(tmp_path)
