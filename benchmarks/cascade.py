@@ -51,11 +51,13 @@ def measure(folder: Path, family: Family, args: argparse.Namespace) -> dict[str,
 
     ours.answer(*QUESTIONS[:2])  # warms up
     theirs.answer(QUESTIONS[0])
-    apart = []
+    apart, why = [], ""
     for _ in range(args.repeats):
         (one,) = timed("single", lambda: ours.answer(QUESTIONS[0]))
         apart.append(same(one, timed("single_theirs", lambda: theirs.answer(QUESTIONS[0])), family))
         rows.setdefault("first_sound", []).append(one.timings.first["audio"])
+        if args.single:
+            continue
         eight = timed("total8", lambda: ours.answer(*QUESTIONS))
         rows.setdefault("mean8", []).append(statistics.mean(each.timings.total for each in eight))
         rows.setdefault("first8", []).append(max(each.timings.first["audio"] for each in eight))
@@ -67,14 +69,15 @@ def measure(folder: Path, family: Family, args: argparse.Namespace) -> dict[str,
     found: dict[str, Any] = {
         "first_sound_ratio": middle["first_sound"] / middle["single_theirs"],
         "single_ratio": middle["single"] / middle["single_theirs"],
-        "total8_ratio": middle["total8"] / middle["total8_theirs"],
     }
-    if not why:
+    if not args.single:
+        found["total8_ratio"] = middle["total8"] / middle["total8_theirs"]
+        print(f"eight in one call of the reference: {why or 'it can'}")
+    if not args.single and not why:
         found["total8_vs_batched_ratio"] = middle["total8"] / middle["batched8_theirs"]
         found["mean8_vs_batched_ratio"] = middle["mean8"] / middle["batched8_theirs"]
     found |= {f"{name}_s": value for name, value in middle.items()}
     found |= {"sound_s": len(one.audio) / 24_000, "apart_db": max(apart)}
-    print(f"eight in one call of the reference: {why or 'it can'}")
     return found
 
 
@@ -92,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--family", choices=FAMILIES, default="qwen3")
+    parser.add_argument("--single", action="store_true", help="one request only, and not eight")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, help="of text; 32 by default")
