@@ -32,6 +32,7 @@ INSTALLED = ("openvino", "openvino-half", "ort", "ort-engine", "vllm", "llamacpp
 NAMES = ("ours", "ours-all", "ours-free", "transformers", *INSTALLED)
 PROMPT, NEW, MOST = 128, 64, 8
 TICK = os.sysconf("SC_CLK_TCK")
+QUIET = 0.3  # core seconds of others in a second
 
 
 class Case(Struct, frozen=True):
@@ -68,6 +69,17 @@ def busy() -> float:
     return (sum(fields) - fields[3] - fields[4]) / TICK
 
 
+def wait_for_quiet(patience: float) -> float:
+    """Waits until others leave the machine alone for a second; returns what is left of the patience."""
+    while patience > 0.0:
+        before, start = busy(), time.monotonic()
+        time.sleep(1.0)
+        if busy() - before < QUIET:
+            break
+        patience -= time.monotonic() - start
+    return patience
+
+
 class Worker:
     """A process of `peers/worker.py`, stopped while it has no turn."""
 
@@ -87,8 +99,12 @@ class Worker:
         self.process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.noise, text=True
         )
-        self.how = self._read()["how"]
+        self.about = self._read()
         self._signal(signal.SIGSTOP)
+
+    def plays(self, case: Case) -> bool:
+        """Whether it takes part in a case."""
+        return bool(self.about["ragged" if case.name == "ragged" else "together"])
 
     def ask(self, **what: Any) -> Any:
         self._signal(signal.SIGCONT)
@@ -156,6 +172,9 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(NAMES))
     parser.add_argument("--cases", default="1,4,16,ragged")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--patience", type=float, default=300.0, help="seconds to wait in all for others to leave the machine alone"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()
@@ -172,22 +191,24 @@ def main() -> None:
             try:
                 worker = Worker(args.root, name, args.threads)
                 workers[name] = worker
-                for case in asked:
-                    worker.turn(case, [min(n, 4) for n in case.new])
-                turns[name] = {case.name: [] for case in asked}
+                mine = [case for case in asked if worker.plays(case)]
+                for case in mine[-2:]:
+                    worker.turn(case, [min(n, 3) for n in case.new])
+                turns[name] = {case.name: [] for case in mine}
                 print(f"{name} is ready", file=sys.stderr, flush=True)
-            except (RuntimeError, AssertionError) as error:
+            except (RuntimeError, AssertionError, OSError) as error:
                 failed[name] = str(error)
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
-        draw = random.Random(2)
+        draw, patience = random.Random(2), args.patience
         for number in range(args.rounds):
             for case in asked:
-                order = list(turns)
+                order = [name for name in turns if case.name in turns[name]]
                 draw.shuffle(order)
                 for name in order:
+                    patience = wait_for_quiet(patience)
                     try:
                         turn = workers[name].turn(case)
-                    except (RuntimeError, AssertionError) as error:
+                    except (RuntimeError, AssertionError, OSError) as error:
                         failed[name] = f"{case.name}: {error}"
                         del turns[name]
                         continue
@@ -199,11 +220,10 @@ def main() -> None:
         gaps: dict[str, list[float]] = {}
         if "transformers" in turns and compared:
             right = reference(args.root, workers["transformers"], compared)
-            for name, mine in turns.items():
-                gaps[name] = differences(
-                    workers["transformers"], compared, right, {c.name: mine[c.name][-1].tokens for c in compared}
-                )
-        report(args, turns, failed, {name: worker.how for name, worker in workers.items()}, gaps, compared)
+            for name, found in turns.items():
+                last = {case: rounds[-1].tokens for case, rounds in found.items()}
+                gaps[name] = differences(workers["transformers"], [c for c in compared if c.name in last], right, last)
+        report(args, asked, turns, failed, {name: worker.about["how"] for name, worker in workers.items()}, gaps)
     finally:
         for worker in workers.values():
             worker.close()
@@ -211,45 +231,53 @@ def main() -> None:
 
 def report(
     args: argparse.Namespace,
+    asked: list[Case],
     turns: dict[str, dict[str, list[Turn]]],
     failed: dict[str, str],
     how: dict[str, str],
     gaps: dict[str, list[float]],
-    compared: list[Case],
 ) -> None:
-    """The table, as it goes into README.md."""
-    names = list(next(iter(turns.values()))) if turns else []
-    middle = {who: {case: statistics.median(t.rate for t in mine[case]) for case in names} for who, mine in turns.items()}
-    answers = sum(len(case.prompts) for case in compared)
-    print("| tokens/s | " + " | ".join(names) + " | first token s | mean answer s | answers that differ | used |")
-    print("|---" * (len(names) + 5) + "|")
+    """The tables, as they go into README.md."""
+    names = [case.name for case in asked]
+    middle = {
+        who: {case: statistics.median(t.rate for t in found) for case, found in mine.items()} for who, mine in turns.items()
+    }
+    print("| tokens/s | " + " | ".join(names) + " | first token s | mean answer s | answers that differ |")
+    print("|---" * (len(names) + 4) + "|")
     for who, mine in turns.items():
-        cells = [
-            f"{middle[who][case]:.1f} ({min(t.rate for t in mine[case]):.0f}-{max(t.rate for t in mine[case]):.0f})"
-            for case in names
+        cells = []
+        for case in names:
+            rates = [turn.rate for turn in mine.get(case, [])]
+            cells.append(f"{middle[who][case]:.1f} ({min(rates):.0f}-{max(rates):.0f})" if rates else "")
+        ragged = mine.get("ragged", [])
+        cells += [
+            f"{statistics.median(getattr(turn, key) for turn in ragged):.2f}" if ragged else "" for key in ("first", "last")
         ]
-        last = mine[names[-1]]
-        cells += [f"{statistics.median(t.first for t in last):.2f}", f"{statistics.median(t.last for t in last):.2f}"]
+        answers = sum(len(case.prompts) for case in asked if case.name in mine and case.name in ("16", "ragged"))
         cells.append(
-            f"{len(gaps[who])} of {answers}" + (f", gap <= {max(gaps[who]):.4f}" if gaps[who] else "") if who in gaps else ""
+            f"{len(gaps[who])} of {answers}" + (f", gap {max(gaps[who]):.1e}" if gaps[who] else "") if who in gaps else ""
         )
-        print(f"| {who} | " + " | ".join(cells) + f" | {how[who]} |")
+        print(f"| {who} | " + " | ".join(cells) + " |")
     for who, why in failed.items():
-        print(f"| {who} | " + " | ".join(["-"] * len(names)) + f" | | | | failed: {why} |")
-    others = max((t.others for mine in turns.values() for case in mine.values() for t in case), default=0.0)
+        print(f"| {who} | failed: {why} |")
+    for who in turns:
+        print(f"{who}: {how[who]}")
+    others = max((turn.others for mine in turns.values() for found in mine.values() for turn in found), default=0.0)
     print(f"at most {others:.2f} cores were used by other processes in a turn")
-    ratios = {}
-    if "ours" in middle:
-        for who in middle:
-            if who != "ours":
-                ratios[who] = {case: round(middle["ours"][case] / middle[who][case], 3) for case in names}
-                print(f"ours / {who}: " + ", ".join(f"{case} {ratio:.2f}" for case, ratio in ratios[who].items()))
+    ratios: dict[str, dict[str, dict[str, float]]] = {}
+    for own in ("ours", "ours-all"):
+        for who in middle if own in middle else ():
+            shared = [case for case in middle[own] if case in middle[who]]
+            if not who.startswith("ours") and shared:
+                ratios.setdefault(own, {})[who] = found = {c: round(middle[own][c] / middle[who][c], 3) for c in shared}
+                print(f"{own} / {who}: " + ", ".join(f"{case} {ratio:.2f}" for case, ratio in found.items()))
     if args.json:
         numbers = {
             "tokens_per_s": {who: {case: round(rate, 2) for case, rate in row.items()} for who, row in middle.items()},
-            "rounds": {who: {case: [round(t.rate, 2) for t in mine[case]] for case in names} for who, mine in turns.items()},
-            "ours_over": ratios,
-            "answers": answers,
+            "rounds": {
+                who: {case: [round(t.rate, 2) for t in found] for case, found in mine.items()} for who, mine in turns.items()
+            },
+            "over": ratios,
             "differ": {who: len(found) for who, found in gaps.items()},
             "failed": failed,
             "others": round(others, 3),

@@ -159,7 +159,8 @@ class OpenVinoHalf(OpenVino):
 class OnnxRuntime(Peer):
     """ONNX Runtime GenAI's generator, one left-padded batch after the other."""
 
-    how = "Generator, static batches of eight, left-padded"
+    how = "Generator, a static batch; its answers to left-padded prompts were wrong, so nothing ragged"
+    ragged = False
 
     def __init__(self, root: Path) -> None:
         import onnxruntime_genai as genai
@@ -200,6 +201,7 @@ class OnnxRuntimeEngine(OnnxRuntime):
     """ONNX Runtime GenAI's engine, in which requests come and go."""
 
     how = "Engine; the client holds back"
+    ragged = True
 
     def __init__(self, root: Path) -> None:
         import onnxruntime_genai as genai

@@ -54,6 +54,7 @@ class OursAll(Ours):
     """All requests are submitted at once; the op's limit and the order of arrival keep it to `most`."""
 
     how = "the same, all submitted at once; OpLimits(units=8) and policy first_come let eight run"
+    together = False
 
     def load(self, most: int) -> tuple[Any, Any]:
         return self.runtimes.setdefault(most, self.runtimes.get(most) or self.build("first_come", most))

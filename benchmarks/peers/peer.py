@@ -17,6 +17,8 @@ class Peer:
     """An engine that has loaded the model."""
 
     how: ClassVar[str]  # one line for the table: what was used
+    together: ClassVar[bool] = True  # whether it takes part where all run that were asked for
+    ragged: ClassVar[bool] = True  # and where at most eight do
 
     def __init__(self, root: Path) -> None:
         raise NotImplementedError

@@ -37,7 +37,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")  # engines print what they like to the other one
     os.dup2(2, 1)
     peer = PEERS[name](root)
-    print(json.dumps({"how": peer.how}), file=answers, flush=True)
+    print(json.dumps({"how": peer.how, "together": peer.together, "ragged": peer.ragged}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         if "margin" in asked:
