@@ -97,7 +97,7 @@ class Worker:
         self.noise = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [str(python), str(HERE / "peers" / "worker.py"), str(root), name]
         self.process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.noise, text=True
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.noise, text=True, start_new_session=True
         )
         self.about = self._read()
         self._signal(signal.SIGSTOP)
@@ -144,12 +144,14 @@ class Worker:
 def reference(root: Path, worker: Worker, asked: list[Case]) -> dict[str, list[list[int]]]:
     """Transformers' answers, one request at a time; kept beside the weights."""
     path = root / "reference.json"
-    key = json.dumps([[case.prompts, case.new] for case in asked])
-    if path.exists() and (known := json.loads(path.read_text()))["key"] == key:
-        return dict(known["answers"])
-    answers = {case.name: worker.ask(prompts=case.prompts, new=case.new, most=1)["tokens"] for case in asked}
-    path.write_text(json.dumps({"key": key, "answers": answers}))
-    return answers
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for case in asked:
+        question = [case.prompts, case.new]
+        if known.get(case.name, {}).get("question") != question:
+            answers = worker.ask(prompts=case.prompts, new=case.new, most=1)["tokens"]
+            known[case.name] = {"question": question, "answers": answers}
+            path.write_text(json.dumps(known))
+    return {case.name: known[case.name]["answers"] for case in asked}
 
 
 def differences(
@@ -181,6 +183,8 @@ def main() -> None:
     if not (args.root / "models" / "hf").exists():
         print(f"no peers in {args.root}: run benchmarks/peers/setup.sh ROOT, then this with --root ROOT")
         return
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, signal.default_int_handler)
     every = cases()
     asked = [case for case in every if case.name in args.cases.split(",")]
     workers: dict[str, Worker] = {}
@@ -191,42 +195,59 @@ def main() -> None:
             try:
                 worker = Worker(args.root, name, args.threads)
                 workers[name] = worker
-                mine = [case for case in asked if worker.plays(case)]
-                for case in mine[-2:]:
+                plays = [case for case in asked if worker.plays(case)]
+                for case in plays[-2:]:
                     worker.turn(case, [min(n, 3) for n in case.new])
-                turns[name] = {case.name: [] for case in mine}
+                turns[name] = {case.name: [] for case in plays}
                 print(f"{name} is ready", file=sys.stderr, flush=True)
             except (RuntimeError, AssertionError, OSError) as error:
                 failed[name] = str(error)
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
-        draw, patience = random.Random(2), args.patience
-        for number in range(args.rounds):
-            for case in asked:
-                order = [name for name in turns if case.name in turns[name]]
-                draw.shuffle(order)
-                for name in order:
-                    patience = wait_for_quiet(patience)
-                    try:
-                        turn = workers[name].turn(case)
-                    except (RuntimeError, AssertionError, OSError) as error:
-                        failed[name] = f"{case.name}: {error}"
-                        del turns[name]
-                        continue
-                    turns[name][case.name].append(turn)
-                    told = f"{turn.rate:7.1f} tokens/s, others {turn.others:.2f}"
-                    stamp = time.strftime("%H:%M:%S")
-                    print(f"{stamp} round {number + 1} {case.name:>6} {name:<14} {told}", file=sys.stderr, flush=True)
+        whole = True
+        try:
+            rounds(args, asked, workers, turns, failed)
+        except KeyboardInterrupt:
+            whole = False
+            print("stopped early: what there is, and no answers compared")
+        turns = {name: held for name, mine in turns.items() if (held := {case: found for case, found in mine.items() if found})}
         compared = [case for case in asked if case.name in ("16", "ragged")]
         gaps: dict[str, list[float]] = {}
-        if "transformers" in turns and compared:
+        if "transformers" in turns and compared and whole:
             right = reference(args.root, workers["transformers"], compared)
-            for name, found in turns.items():
-                last = {case: rounds[-1].tokens for case, rounds in found.items()}
+            for name, mine in turns.items():
+                last = {case: found[-1].tokens for case, found in mine.items()}
                 gaps[name] = differences(workers["transformers"], [c for c in compared if c.name in last], right, last)
         report(args, asked, turns, failed, {name: worker.about["how"] for name, worker in workers.items()}, gaps)
     finally:
         for worker in workers.values():
             worker.close()
+
+
+def rounds(
+    args: argparse.Namespace,
+    asked: list[Case],
+    workers: dict[str, Worker],
+    turns: dict[str, dict[str, list[Turn]]],
+    failed: dict[str, str],
+) -> None:
+    """All turns of all, into `turns`; who fails is out."""
+    draw, patience = random.Random(2), args.patience
+    for number in range(args.rounds):
+        for case in asked:
+            order = [name for name in turns if case.name in turns[name]]
+            draw.shuffle(order)
+            for name in order:
+                patience = wait_for_quiet(patience)
+                try:
+                    turn = workers[name].turn(case)
+                except (RuntimeError, AssertionError, OSError) as error:
+                    failed[name] = f"{case.name}: {error}"
+                    del turns[name]
+                    continue
+                turns[name][case.name].append(turn)
+                told = f"{turn.rate:7.1f} tokens/s, others {turn.others:.2f}"
+                stamp = time.strftime("%H:%M:%S")
+                print(f"{stamp} round {number + 1} {case.name:>6} {name:<14} {told}", file=sys.stderr, flush=True)
 
 
 def report(
