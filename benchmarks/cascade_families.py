@@ -7,6 +7,7 @@ talker 6 x 384, flow 6 x 256 with the published blocks and 10 points (36 velocit
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +94,7 @@ class Ours:
         return [handle.result() for handle in handles]
 
 
-class Theirs:
+class Theirs(ABC):
     """transformers; what differs by family is in subclasses."""
 
     def __init__(self, folder: Path, model: type[Any], vocab: int, threads: int, tokens: int, frames: int) -> None:
@@ -110,9 +111,9 @@ class Theirs:
         self.stop = [self.tokenizer.encode(mark, control=True)[0] for mark in ("<|im_end|>", "<|endoftext|>")]
         self.tokens, self.frames = tokens, frames
 
+    @abstractmethod
     def answer(self, question: str) -> Said:
         """Of one request."""
-        raise NotImplementedError
 
     def batched(self, questions: Sequence[str]) -> str:
         """All in one call, padded on the left as its makers do; why that cannot be, or nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -13,18 +14,18 @@ PAD = 2
 Served = tuple[float, float, list[int]]  # when the first token and the last one were there; the tokens
 
 
-class Peer:
+class Peer(ABC):
     """An engine that has loaded the model."""
 
     how: ClassVar[str]  # one line for the table: what was used
     together: ClassVar[bool] = True  # whether it takes part where all run that were asked for
     ragged: ClassVar[bool] = True  # and where at most eight do
 
-    def __init__(self, root: Path) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __init__(self, root: Path) -> None: ...
 
-    def serve(self, prompts: list[list[int]], new: list[int], most: int) -> list[Served]:
-        raise NotImplementedError
+    @abstractmethod
+    def serve(self, prompts: list[list[int]], new: list[int], most: int) -> list[Served]: ...
 
 
 class Flight:
