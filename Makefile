@@ -28,7 +28,7 @@ demo: .venv/demo.stamp
 	.venv/bin/omni demo
 
 test: .venv/test.stamp
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 check: lint types fast
 
