@@ -16,6 +16,8 @@ from importlib.util import find_spec
 import torch
 from omni_runtime.kernels import adaln, attention, conv, convnext, euler, joint, kv, moe, norm, rope, sample, snake, swiglu
 from omni_runtime.kernels.attention import Plan as Plan
+from omni_runtime.kernels.attention import Sizes as Sizes
+from omni_runtime.kernels.attention import bucket as bucket
 from omni_runtime.kernels.attention import plan as plan
 from omni_runtime.kernels.conv import pack as pack
 from omni_runtime.kernels.conv import pack_transposed as pack_transposed
