@@ -227,7 +227,7 @@ class DecoderLM:
         logits_RV = self._head(h_TD[ends]) if ends and self._head is not None else h_TD.new_empty(0, config.vocab)
         for span, run in zip(spans, positions, strict=True):
             span.cache.length = run.stop
-        return Ran(logits_RV, h_TD, kept, {})
+        return Ran(logits_RV, h_TD, kept)
 
     def _natively(
         self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], added: Features, taps: Taps

@@ -48,7 +48,7 @@ class Ran(NamedTuple):
     logits_RV: torch.Tensor  # of the spans that draw, in order
     hidden_TD: torch.Tensor  # after the last norm
     taps: dict[int, torch.Tensor]  # by layer, [T, D]: what it was fed by the one before, without that one's features
-    brought: Mapping[str, torch.Tensor]  # what was sent along, where it is computed
+    brought: Mapping[str, torch.Tensor] = {}  # what was sent along, on the device
 
 
 def features(spans: Sequence[Span]) -> list[tuple[list[int], list[torch.Tensor]]]:

@@ -127,8 +127,8 @@ def test_a_row_beyond_its_blocks_is_a_bug_with_numbers() -> None:
         model.pages.allot(7, 4)
     good.grant(0, [5])
     model.forward([Span(good, 0, [1, 2, 3])])
+    cache.grant(0, [2])
     with pytest.raises(AssertionError, match="5 positions, but 1 blocks of 4 were granted"):
-        cache.grant(0, [2])
         model.forward([Span(good, 2, [1]), Span(cache, 0, [1] * 5)])
     assert (good.length, cache.length) == (3, 0)
     with pytest.raises(AssertionError, match="blocks for place 3, 1 are known"):
