@@ -155,9 +155,8 @@ class PagedLayers:
             prefix, sparse = f"{at}.mlp", config.sparse
             if sparse is None or i not in sparse.layers:
                 return dense(prefix, config.mlp_bias)
-            here = {"device": self.device, "dtype": self.dtype}
-            gate_up_XMD = torch.empty(sparse.experts, 2 * sparse.ffn, config.width, **here)
-            down_XDF = torch.empty(sparse.experts, config.width, sparse.ffn, **here)
+            gate_up_XMD = self.embedding_VD.new_empty(sparse.experts, 2 * sparse.ffn, config.width)
+            down_XDF = self.embedding_VD.new_empty(sparse.experts, config.width, sparse.ffn)
             for expert in range(sparse.experts):  # one at a time: all of them are most of the model
                 gate_up_XMD[expert] = fused(f"{prefix}.experts.{expert}", ("gate", "up"))
                 down_XDF[expert] = fused(f"{prefix}.experts.{expert}", ("down",))
@@ -212,8 +211,7 @@ class PagedLayers:
 
     def where(self, sent: Mapping[str, torch.Tensor], seen: Plan) -> Where:
         """Arrays of a pass as `layers` takes them; of `seen` only what stays on the host is used."""
-        there = {name: sent[name] for name in ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")}
-        return Where(*self._turns(sent["positions"]), sent["slots"], seen._replace(**there), self.pages.kv_L2NPGE)
+        return Where(*self._turns(sent["positions"]), sent["slots"], _placed(seen, sent), self.pages.kv_L2NPGE)
 
     def layers(
         self,
@@ -276,7 +274,7 @@ class PagedLayers:
             slots = (np.arange(rows)[:, None] * places + at).reshape(-1)
             positions = np.tile(at.astype(np.float32), rows)[None]
             sent = self.staging.send({"slots": slots, "positions": positions} | _tables(batch))
-            step = (sent["positions"], sent["slots"], batch._replace(**{name: sent[name] for name in _tables(batch)}))
+            step = (sent["positions"], sent["slots"], _placed(batch, sent))
             self._steps[key] = step
         where = Where(*self._turns(step[0]), step[1], step[2], kv_L2NPGE)
         h_TD, _ = self.layers(x_RND.reshape(rows * count, -1).to(self.dtype), where)
@@ -350,5 +348,15 @@ def _paged(span: Span) -> PagedCache:
 
 def _tables(batch: Plan) -> dict[str, np.ndarray[Any, Any]]:
     """What the device is sent of a plan, by the names of its fields."""
-    names = ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")
-    return {name: getattr(batch, name).numpy() for name in names}
+    return {name: getattr(batch, name).numpy() for name in ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")}
+
+
+def _placed(batch: Plan, sent: Mapping[str, torch.Tensor]) -> Plan:
+    """The plan with what was sent of it."""
+    return batch._replace(
+        blocks_RB=sent["blocks_RB"],
+        starts_R=sent["starts_R"],
+        lengths_R=sent["lengths_R"],
+        tiles_W5=sent["tiles_W5"],
+        merges_M4=sent["merges_M4"],
+    )

@@ -6,7 +6,7 @@ Suffixes: L layers, N blocks, P positions of a block, G heads of keys and values
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 
@@ -75,6 +75,11 @@ class Pages:
                 self._gone.add(self._home)
                 self._home = home
             yield
+
+
+def turn(pages: Pages | None, home: str) -> AbstractContextManager[None]:
+    """As `Pages.turn`; nothing where there are no pages."""
+    return nullcontext() if pages is None else pages.turn(home)
 
 
 class PagedCache(Cache):
