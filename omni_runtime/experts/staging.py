@@ -71,11 +71,12 @@ class Staging:
     """Sends arrays to a device.
 
     Args:
-        device: where to. On a CPU they are copied at once.
+        device: where to. Where nothing is queued, as on a CPU, they are copied at once.
         queue: of the device; found by itself.
     """
 
     def __init__(self, device: torch.device, queue: DeviceQueue | None = None) -> None:
+        self._device = device
         self._queue = queue_of(device) if queue is None else queue
 
     def send(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -85,7 +86,7 @@ class Staging:
         them. They are fit for work that is queued after this by the same thread.
         """
         if self._queue is None:
-            return {name: torch.tensor(array) for name, array in arrays.items()}
+            return {name: torch.tensor(array, device=self._device) for name, array in arrays.items()}
         places: dict[str, tuple[int, int]] = {}
         end = 0
         for name, array in arrays.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,8 +15,8 @@ POISON = 0xFF  # as bytes: NaN in every float, -1 or the largest in whole number
 class FakeMark:
     """After so many pieces of work."""
 
-    def __init__(self, queue: FakeQueue) -> None:
-        self._queue, self._at = queue, len(queue.works)
+    def __init__(self, queue: FakeQueue, at: int) -> None:
+        self._queue, self._at = queue, at
 
     def done(self) -> bool:
         return self._queue.ran >= self._at
@@ -33,6 +34,7 @@ class FakeQueue:
 
     def __init__(self) -> None:
         self.works: list[Callable[[], float]] = []
+        self._aside = False
         self.ran = 0
         self.passed = [0.0]  # seconds on the device's clock after so many
         self.pins: list[torch.Tensor] = []
@@ -63,7 +65,20 @@ class FakeQueue:
             to.copy_(source)
             return 0.0
 
-        self.put(copied)
+        if self._aside:
+            copied()
+        else:
+            self.put(copied)
 
     def mark(self, timed: bool = False) -> Mark:
-        return FakeMark(self)
+        return FakeMark(self, self.ran if self._aside else len(self.works))
+
+    @contextmanager
+    def behind(self, mark: Mark) -> Iterator[None]:
+        """Beside the queue: once its work up to the mark is done, copies inside are made at once."""
+        mark.wait()
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
