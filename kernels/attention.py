@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ TENSORS = ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")
 def plan(
     counts: Sequence[int],
     lengths: Sequence[int],
-    blocks: Sequence[Sequence[int]],
+    blocks: Sequence[Sequence[int] | np.ndarray[Any, Any]],
     group: int,
     window: int = 0,
     device: torch.device | str = "cpu",
