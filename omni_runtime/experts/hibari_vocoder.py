@@ -31,6 +31,7 @@ from omni_runtime.experts.overlap_add import LEAD, Overlap, add_frames, fresh_ov
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.experts.pulse_source import HOP, RATE, Source, advance_source, fresh_source, hann
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.steady import steady
 from omni_runtime.weights.hibari import WIDTH
 from omni_runtime.work import AudioStep, Draw, Row, StepResult
 
@@ -171,7 +172,7 @@ class HibariVocoder:
 def _mixed(spectra_TPB: Tensor, pulses_TB: Tensor, noise_TB: Tensor) -> Tensor:
     """The formula at the top of this file."""
     lh_TB, theta_TB, ln_TB, lr_TB, phi_TB = spectra_TPB.unbind(1)
-    mixed_TB = torch.polar(_loud(lh_TB), torch.tanh(theta_TB) * torch.pi) * pulses_TB
+    mixed_TB = steady(torch.mul, torch.polar(_loud(lh_TB), torch.tanh(theta_TB) * torch.pi), pulses_TB)
     mixed_TB += _loud(ln_TB) * noise_TB
     mixed_TB += torch.polar(_loud(lr_TB), phi_TB)
     mixed_TB[:, :: BINS - 1].imag.zero_()  # a real signal's first and last bin are real; cuFFT may use what is there
