@@ -51,7 +51,7 @@ def attend(q_NHE: torch.Tensor, stretches: Sequence[Stretch]) -> torch.Tensor:
         kv_heads, count, _ = k_KSE.shape
         if k_KSE.shape != v_KSE.shape or k_KSE.shape[2] != size or k_KSE.dtype != torch.float32 or heads % kv_heads:
             raise ValueError(f"attend: keys {tuple(k_KSE.shape)} of {k_KSE.dtype} for queries {tuple(q_NHE.shape)}")
-        if len(low) and not 0 <= low.min() <= high.max() <= count or (low >= high).any():
+        if (len(low) and not 0 <= low.min() <= high.max() <= count) or (low >= high).any():
             raise ValueError(f"attend: queries see positions {low.tolist()} to {high.tolist()} of {count}")
         part = seen[at : at + len(low)]
         part[:, 0], part[:, 1] = (x.data_ptr() + low * size * 4 for x in (k_KSE, v_KSE))

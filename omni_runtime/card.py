@@ -120,7 +120,7 @@ class LoopSpec(Value):
     @property
     def sized(self) -> bool:
         """Whether a step is as large as it is granted, so that its op is called for other parts of the work every time."""
-        return True
+        return self.kind in ("ar_decode", "talk", "audio_decode")
 
 
 class ArDecode(LoopSpec):
@@ -225,10 +225,6 @@ class FlowDecode(LoopSpec):
     @property
     def draws(self) -> bool:
         return True
-
-    @property
-    def sized(self) -> bool:
-        return False
 
 
 class AudioDecode(LoopSpec):
@@ -341,10 +337,6 @@ class DiffusionDenoise(LoopSpec):
     def draws(self) -> bool:
         return True
 
-    @property
-    def sized(self) -> bool:
-        return False
-
 
 class Each(LoopSpec):
     """One call per item of a stream, or per clause of a text stream: speech front ends, streaming encoders."""
@@ -360,10 +352,6 @@ class Each(LoopSpec):
             raise ValueError(f"an `each` loop reads exactly one slot of mode 'stream', not {dict(self.reads)}")
         return self
 
-    @property
-    def sized(self) -> bool:
-        return False
-
 
 class OneShot(LoopSpec):
     """A single call once all inputs are there: tokenizers, encoders, VAEs."""
@@ -375,10 +363,6 @@ class OneShot(LoopSpec):
         if streams := [n for n, s in self.reads.items() if s.mode == "stream"]:
             raise ValueError(f"a `one_shot` loop reads slots of mode 'full' only; use `each` for {streams}")
         return self
-
-    @property
-    def sized(self) -> bool:
-        return False
 
 
 SLOTS = {  # what the loops of a kind can read

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from omni_runtime.card import ExpertSpec
 from omni_runtime.errors import CardError, OmniError, ResultError
 from omni_runtime.executors import tensors
-from omni_runtime.experts.base import Expert, verified
+from omni_runtime.experts.base import Expert, Op, invariant, verified
 from omni_runtime.experts.slots import Slots
-from omni_runtime.work import Answer, Broken, Message, Release, RunBatch, StepResult
+from omni_runtime.work import Answer, Broken, Message, Release, Row, RunBatch, StepResult
+
+Exact = Mapping[str, Collection[str]]
+""""card/expert" -> ops of which rows must be exact in any company and any granted size"""
 
 
 def build(name: str, spec: ExpertSpec, device: str) -> Expert:
@@ -33,15 +36,19 @@ def build(name: str, spec: ExpertSpec, device: str) -> Expert:
     return expert
 
 
-def build_all(specs: Mapping[str, ExpertSpec], device: str, threads: int | None = None) -> dict[str, Expert]:
+def build_all(
+    specs: Mapping[str, ExpertSpec], device: str, threads: int | None = None, exact: Exact | None = None
+) -> dict[str, Expert]:
     """All experts of an executor, by name.
 
     Args:
         device: as torch names it.
         threads: of torch on a CPU, a setting of the whole process; None leaves it.
+        exact: what is asked of them in batch-invariant mode; None: that is off.
 
     Raises:
         OmniError: a card, a checkpoint or a missing package.
+        CardError: an op cannot be what `exact` asks.
     """
     if threads is not None or device != "cpu":
         import torch
@@ -52,7 +59,16 @@ def build_all(specs: Mapping[str, ExpertSpec], device: str, threads: int | None 
             raise CardError(f"device={device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
         if threads is not None:
             torch.set_num_threads(threads)
-    return {name: build(name, spec, device) for name, spec in specs.items()}
+    found = {name: build(name, spec, device) for name, spec in specs.items()}
+    for name, ops in (exact or {}).items():
+        if short := sorted(set(ops) - invariant(found[name])):
+            own = "the expert does not name it in `invariant`; see designs/0029-batch-invariant.md, or leave batch_invariant out"
+            why = getattr(found[name], "varies", "") or own
+            raise CardError(
+                f"expert {name!r}, op {short[0]!r}: batch_invariant=True needs results that do not depend on how much work is "
+                f"granted at once, and these do: {why}"
+            )
+    return found
 
 
 def told(error: Exception) -> str:
@@ -74,11 +90,22 @@ class Workbench:
         experts: resident and without state of their own, so that the next incarnation may have them too.
         device: where they are.
         own: arrays that are brought, and can be written to, were made for nobody else.
+        batch_invariant: every result is the same to the bit in any company: ops that do not see to that run row by row.
+        threads: what torch is set to before every batch in that mode, since others in the process may set it, too; None: nothing.
     """
 
-    def __init__(self, name: str, experts: Mapping[str, Expert], device: str, own: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        experts: Mapping[str, Expert],
+        device: str,
+        own: bool = False,
+        batch_invariant: bool = False,
+        threads: int | None = None,
+    ) -> None:
         self.name, self.experts, self.device, self.own = name, experts, device, own
-        self.slots = Slots(name)
+        self.slots = Slots(name, batch_invariant)
+        self._threads = threads if batch_invariant else None
 
     def run(self, message: Message) -> Answer | Broken | None:
         """Carries out one message; batches are answered."""
@@ -93,13 +120,34 @@ class Workbench:
 
     def _batch(self, batch: RunBatch) -> Answer | Broken:
         start = time.perf_counter()
+        if self._threads is not None:
+            import torch
+
+            torch.set_num_threads(self._threads)
         try:
             with self.slots.batch(tensors.tensors(batch.brought, self.device, self.own)):
-                results = verified(self.experts[batch.expert].ops[batch.op](batch.rows, self.slots), batch.rows)
+                expert = self.experts[batch.expert]
+                op = expert.ops[batch.op]
+                if self.slots.batch_invariant and batch.op not in invariant(expert):
+                    results = self._by_row(op, batch.rows)
+                else:
+                    results = verified(op(batch.rows, self.slots), batch.rows)
                 self._copy(results)
         except Exception as error:  # text only: a kept exception keeps its frames' tensors alive
             return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
         return Answer(self.name, batch.batch, results, time.perf_counter() - start)
+
+    def _by_row(self, op: Op, rows: Sequence[Row]) -> list[StepResult]:
+        """A call for each row. One that raises leaves the states of all as they were: they will be run again."""
+        saved, found = self.slots.saved(rows), []
+        try:
+            for row in rows:
+                made: object = op([row], self.slots)
+                found += verified(made.collect() if hasattr(made, "collect") else made, [row])
+        except BaseException:
+            self.slots.restore(saved)
+            raise
+        return found
 
     def forget(self, answer: Answer) -> None:
         """Lets go of the tensors of an answer that nobody will hear."""

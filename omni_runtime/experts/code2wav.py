@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_runtime.experts.code2wav_waves import Waves
-from omni_runtime.experts.linear import Linear, linear, native
+from omni_runtime.experts.linear import Linear, linear, native, varies
 from omni_runtime.experts.moe import Mlp, gated
 from omni_runtime.experts.rotary import falling, halves, turn
 from omni_runtime.experts.steady import silu
@@ -95,6 +95,7 @@ class Code2Wav:
             ours = native(layout, self._embedding_VD) is not None
         self._attend = self._by_query if ours else self._by_row
         self.exact = ours and cpu_sound.usable(self.device)  # a sample tells neither its company nor its piece, to the bit
+        self.varies = "" if self.exact else varies(self.device, layout)
 
     def fresh(self, at: int = 0) -> Stream:
         """A stream that was fed nothing, whose first frame is number `at`."""

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from omni_runtime.errors import CheckpointError, RequestError
 from omni_runtime.experts.decoder_cpu import CpuLayers
 from omni_runtime.experts.kv_cache import Kept, KVCache
-from omni_runtime.experts.linear import Linear, linear, native
+from omni_runtime.experts.linear import Linear, linear, native, varies
 from omni_runtime.experts.moe import Mlp, gated, mixture, with_shared
 from omni_runtime.experts.one_thread import one_thread
 from omni_runtime.experts.rotary import Rotary
@@ -142,6 +142,8 @@ class DecoderLM:
             self._turn = Rotary(config, self.device)
             kind = native(layout, self._embedding_VD)
             self._native = None if kind is None else CpuLayers(config, take, kind)
+            self.exact = kind is not None  # a row tells neither its company nor its chunk, to the bit
+            self.varies = "" if self.exact else varies(self.device, layout)
             self._layers = []
             for i in range(config.layers if kind is None else 0):
                 at = f"model.layers.{i}.self_attn"

@@ -67,7 +67,7 @@ class Network:
 
     @cached_property
     def products(self) -> tuple[Linear, tuple[tuple[Linear, Linear], ...], Linear]:
-        """First convolution, both layers of every block, head: our own kernels where they can be had. 16 MB beside the weights."""
+        """First convolution, both layers of every block, head: in our own kernels, if there are any. 16 MB beside the weights."""
         how = "native" if self.exact else "plain"
 
         def pair(block: Block) -> tuple[Linear, Linear]:

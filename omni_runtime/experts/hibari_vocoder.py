@@ -27,6 +27,7 @@ from torch import Tensor
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.hibari_network import BINS, REACH, Network, Strand, Tails, advance_network, fresh_tails, load_network
+from omni_runtime.experts.linear import varies
 from omni_runtime.experts.overlap_add import LEAD, Overlap, add_frames, fresh_overlap
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.experts.pulse_source import HOP, RATE, Source, advance_source, fresh_source, hann
@@ -96,6 +97,8 @@ class HibariVocoder:
         self._window_N = hann(device)
         self._unit_window_N = self._window_N / HOP
         self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
+        self.invariant = frozenset(self.ops if network.exact else ())
+        self.varies = "" if network.exact else varies(torch.device(device))
 
     @torch.inference_mode()
     def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
