@@ -247,12 +247,13 @@ class _Block:
         text_shift, text_scale = (c[1], c[0]) if self.last else (c[0], c[1])
         first = self._image(modulate(image_BND, m[0], m[1], form))
         second = self._text(modulate(text_BSD, text_shift, text_scale, form))
-        own_BND, text_own_BSD = _attend(first, second, plans and plans.joint, form)
+        own_BND, text_own_BSD = _attend(first, second, None if plans is None else plans.joint, form)
         assert self._image.out is not None
         after_BND = gate(image_BND, self._image.out(own_BND), m[2], form)
         if self._second is not None:  # attention of the image to itself, from the same input as the first
             assert self._second.out is not None
-            alone_BND, _ = _attend(self._second(modulate(image_BND, m[6], m[7], form)), None, plans and plans.alone, form)
+            plan = None if plans is None else plans.alone
+            alone_BND, _ = _attend(self._second(modulate(image_BND, m[6], m[7], form)), None, plan, form)
             after_BND = gate(after_BND, self._second.out(alone_BND), m[8], form)
         after_BND = gate(after_BND, self._feed(modulate(after_BND, m[3], m[4], form)), m[5], form)
         if self._text.out is None or self._text_feed is None:

@@ -27,7 +27,7 @@ from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.kernels import guided_euler
-from omni_runtime.work import DenoiseStep, Row, StepResult
+from omni_runtime.work import DenoiseStep, Row, StepResult, TensorRef
 
 GIVEN = ("embeds", "pooled")  # slots of every row
 AGAINST = ("negative_embeds", "negative_pooled")  # slots that guided rows also have
@@ -148,7 +148,9 @@ class SD3Denoiser:
             after.append(after_CYX.clone())
             fine.append(fine_)
             kept = {port: after[-1] if port == "latent" else clean_CYX.clone() for port in one.step.keep}
-            named = {port: (slots.keep(one.row, port, one.step.step, tensor),) for port, tensor in kept.items()}
+            named: dict[str, tuple[TensorRef, ...]] = {
+                port: (slots.keep(one.row, port, one.step.step, tensor),) for port, tensor in kept.items()
+            }
             results.append(StepResult(tensors=named))
         saved = [x for one, x in zip(ready, after, strict=True) if one.step.save]
         return _Moved(ready, after, results, Reading(torch.stack(fine) if fine else torch.empty(0), *saved))
@@ -205,10 +207,11 @@ class SD3Denoiser:
         model, plans = self.model, self.model.plans(len(branches), ready[0].step.size, len(branches[0][0]))
 
         def moved(given: Inputs) -> Outputs:
-            latent_RCYX, numbers = given["latent"], [given[name] for name in NUMBERS[2:]]
+            latent_RCYX, places = given["latent"], (given["with"], given["without"])
+            levels = given["scale"], given["sigma"], given["target"]
             seen_BCYX = latent_RCYX.index_select(0, given["owner"])
             velocity_BCYX = model.forward(seen_BCYX, given["timestep"], given["text"], given["pooled"], plans)
-            after_RCYX, clean_RCYX = guided_euler(latent_RCYX, velocity_BCYX, *numbers, form=model.form)
+            after_RCYX, clean_RCYX = guided_euler(latent_RCYX, velocity_BCYX, *places, *levels, form=model.form)
             return after_RCYX, clean_RCYX, after_RCYX.isfinite().flatten(1).all(1)
 
         return self._graphs.run((len(ready), len(branches), ready[0].shape), moved, given)
