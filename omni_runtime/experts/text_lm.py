@@ -43,6 +43,7 @@ class TextLM:
         self.model = model
         self._pieces = pieces
         self.ops: Mapping[str, Op] = {"forward": self.forward}
+        self.invariant, self.varies = frozenset(self.ops if model.exact else ()), model.varies
 
     def _begin(self) -> _Held:
         return _Held(self.model.cache(), History())
