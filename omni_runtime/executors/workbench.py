@@ -21,6 +21,9 @@ Exact = Mapping[str, Collection[str]]
 if TYPE_CHECKING:
     from omni_runtime.experts.device_queue import DeviceQueue, Mark
 
+Exact = Mapping[str, Collection[str]]
+""""card/expert" -> ops of which rows must be exact in any company and any granted size"""
+
 
 def build(name: str, spec: ExpertSpec, device: str) -> Expert:
     """The expert that a card describes.
@@ -103,9 +106,9 @@ class Workbench:
         experts: resident and without state of their own, so that the next incarnation may have them too.
         device: where they are.
         own: arrays that are brought, and can be written to, were made for nobody else.
-        queue: of the device; found by itself.
         batch_invariant: every result is the same to the bit in any company: ops that do not see to that run row by row.
         threads: what torch is set to before every batch in that mode, since others in the process may set it, too; None: nothing.
+        queue: of the device; found by itself.
     """
 
     def __init__(
@@ -114,16 +117,16 @@ class Workbench:
         experts: Mapping[str, Expert],
         device: str,
         own: bool = False,
-        queue: DeviceQueue | None = None,
         batch_invariant: bool = False,
         threads: int | None = None,
+        queue: DeviceQueue | None = None,
     ) -> None:
         self.name, self.experts, self.device, self.own = name, experts, device, own
         self.slots = Slots(name, batch_invariant)
+        self._threads = threads if batch_invariant else None
         self.queue = queue
         self.ended = 0.0  # when the last batch was over, on the host's clock
         self._open = queue is not None or device == "cpu"
-        self._threads = threads if batch_invariant else None
 
     def run(self, message: Message) -> Answer | Broken | None:
         """Carries out one message to its end; batches are answered."""
@@ -158,7 +161,7 @@ class Workbench:
                 expert = self.experts[batch.expert]
                 op = expert.ops[batch.op]
                 if self.slots.batch_invariant and batch.op not in invariant(expert):
-                    results: object = self._by_row(op, batch.rows)
+                    results: list[StepResult] | Launched = self._by_row(op, batch.rows)
                 else:
                     results = op(batch.rows, self.slots)
                 if isinstance(results, list) or not callable(getattr(results, "collect", None)):

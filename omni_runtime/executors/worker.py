@@ -144,7 +144,7 @@ def _serve(boot: Boot) -> None:
                 break
             flights.carry(wire.message(data))
             del data  # or the last batch's arrays live until the next one comes
-        if ear in ready:
+        else:  # what is there already is begun before anything is read
             os.read(ear, 1)
             flights.land(landed.get())
     flights.rest()

@@ -48,7 +48,13 @@ class Kind:
             return {name: bits(runtime.submit(made, **asked).result(120)) for name, asked in self.asked.items()}
 
     def together(
-        self, seed: int, threads: int = 1, batch_invariant: bool = True, share: float = 0.05, copies: int = 1, kind: str = "loopback"
+        self,
+        seed: int,
+        threads: int = 1,
+        batch_invariant: bool = True,
+        share: float = 0.05,
+        copies: int = 1,
+        kind: str = "loopback",
     ) -> dict[str, list[Bits]]:
         """All at once in drawn order, cut and preempted; `copies` of each."""
         made: Program = self.program(self.cut(seed) if seed else self.card)

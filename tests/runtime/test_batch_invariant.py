@@ -1,4 +1,4 @@
-"""In batch-invariant mode every kind of loop gives the same bits alone and in a crowd, however it was cut, ordered and preempted."""
+"""In batch-invariant mode every kind of loop gives the same bits alone and in a crowd, however it was cut and preempted."""
 
 from __future__ import annotations
 
