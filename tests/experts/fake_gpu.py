@@ -106,6 +106,9 @@ class Fake(torch.Tensor):
     def __invert__(self) -> Any:
         return _gpu().run(torch.ops.aten.bitwise_not.default, (self,), {})
 
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+        return _gpu().run(torch.ops.aten.contiguous.default, (self,), {"memory_format": memory_format})
+
     def nonzero(self) -> Any:  # type: ignore[override]
         return _gpu().run(torch.ops.aten.nonzero.default, (self,), {})
 
@@ -165,13 +168,15 @@ class _Mode(TorchDispatchMode):
 
 
 class _Numbered(TorchFunctionMode):
-    """ "cuda" is "cuda:0" to `Tensor.to`, which asks a guard for the number outside of inference mode."""
+    """ "cuda" is "cuda:0": outside of inference mode torch asks a guard for the number."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is torch.Tensor.to:
             args = (args[0], *(CUDA if isinstance(x, str | torch.device) and str(x) == "cuda" else x for x in args[1:]))
-            kwargs = {key: CUDA if key == "device" and str(x) == "cuda" else x for key, x in (kwargs or {}).items()}
-        return func(*args, **(kwargs or {}))
+        if str(kwargs.get("device")) == "cuda":
+            kwargs = {**kwargs, "device": CUDA}
+        return func(*args, **kwargs)
 
 
 class FakeGpu:
@@ -211,9 +216,6 @@ class FakeGpu:
         assert FakeGpu.now is None, "one fake GPU at a time"
         from fake_cuda import faked
 
-        before = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
-        torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
-        self._stack.callback(torch._C._set_only_lift_cpu_tensors, before)  # type: ignore[attr-defined]
         for name, value in faked(self).items():
             self._stack.enter_context(patch.object(torch.cuda, name, value))
         FakeGpu.now = self
@@ -227,8 +229,13 @@ class FakeGpu:
     @contextmanager
     def here(self) -> Iterator[None]:
         """Within it the device is there, in the thread that enters it."""
-        with _Numbered(), _Mode(self):
-            yield
+        before = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
+        torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
+        try:
+            with _Numbered(), _Mode(self):
+                yield
+        finally:
+            torch._C._set_only_lift_cpu_tensors(before)  # type: ignore[attr-defined]
 
     # -- ops ----------------------------------------------------------------------------------------------------------------
 
@@ -258,7 +265,12 @@ class FakeGpu:
         plain = inner(args), inner(kwargs)
         made = func(*plain[0], **plain[1])
         self.record(func, *plain, made)
-        return made if name in ("_local_scalar_dense", "item") else self._back(made, ours)
+        if name in ("_local_scalar_dense", "item"):
+            return made
+        if not _views(func):
+            return self._back(made, ours)
+        with torch.inference_mode(ours[0].is_inference()):  # a view is of its tensor's kind, whatever the mode
+            return self._back(made, ours)
 
     def _host(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """An op that is none of the device's. Memory of it may be asked to be pinned."""
@@ -309,8 +321,10 @@ class FakeGpu:
         plain = self._index(index)
         with _disable_current_modes():
             made = x.inner[plain]
-        if made.untyped_storage().data_ptr() != x.inner.untyped_storage().data_ptr():
-            self._remember(lambda: made.copy_(x.inner[plain]))
+        if made.untyped_storage().data_ptr() == x.inner.untyped_storage().data_ptr():
+            with torch.inference_mode(x.is_inference()):
+                return Fake(made)
+        self._remember(lambda: made.copy_(x.inner[plain]))
         return Fake(made)
 
     def put(self, x: Fake, index: Any, value: Any) -> None:
@@ -423,9 +437,8 @@ class FakeGpu:
         """Remembers an op while a graph is recorded: it is done again into the same memory."""
         if self.recording is None or func._schema.name.startswith(("aten::empty", "aten::new_empty")):
             return
-        returns = func._schema.returns
-        if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
-            return  # a view shows what it showed
+        if _views(func):
+            return  # it shows what it showed
         kept = [x for x in tree_flatten(made)[0] if isinstance(x, torch.Tensor)]
         mine = {id(x) for x in tree_flatten((args, kwargs))[0]}
 
@@ -446,6 +459,11 @@ class FakeGpu:
         with _disable_current_modes():
             for again in recorded:
                 again()
+
+
+def _views(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any], name: str) -> Any:
