@@ -35,7 +35,7 @@ class Options(Value):
     device: str = Field(default="cpu", min_length=1)
     kv_bytes: int = Field(default=1 << 30, ge=1)
     max_requests: int = Field(default=20_000, ge=1)
-    slots: int = Field(default=1, ge=1, le=64)
+    slots: int | None = Field(default=None, ge=1, le=64)
     threads: int | None = Field(default=None, ge=1, le=1024)
     prefix_cache: bool = True
     policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline"
@@ -61,7 +61,8 @@ class Runtime:
         executors: instead of the ones that would be made from `cards`, `device` and `executor`.
         kv_bytes: memory for the KV caches of each expert that has one.
         max_requests: live requests before new ones are refused as overload.
-        slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
+        slots: batches that may be at an executor at once; with 2, as is usual on a GPU, a batch of another group is queued behind
+            the one that runs. 1 elsewhere.
         observers: are told of every step, such as `observe.Recorder()`; one that raises hurts nobody.
         record: path of a log of all that the core is fed, for `omni replay`; or a `replay.Recording`, which can be redacted.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
@@ -90,7 +91,7 @@ class Runtime:
         executors: list[Executor] | None = None,
         kv_bytes: int = 1 << 30,
         max_requests: int = 20_000,
-        slots: int = 1,
+        slots: int | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
         policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline",

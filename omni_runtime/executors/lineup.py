@@ -28,6 +28,11 @@ def kind_named(name: str) -> Kind:
     raise CardError(f"executor={name!r}: " + unknown("executor", name, KINDS))
 
 
+def usual_slots(device: str) -> int:
+    """Batches at an executor of a device at once, where nobody says otherwise."""
+    return 2 if device.partition(":")[0] == "cuda" else 1
+
+
 def lineup(
     cards: Sequence[ModelCard],
     kind: Kind = "thread",
@@ -36,7 +41,7 @@ def lineup(
     *,
     workers: Mapping[str, Sequence[str]] | None = None,
     replicas: int = 1,
-    slots: int = 1,
+    slots: int | None = None,
     threads: int | None = None,
     reuse: bool = True,
 ) -> list[Executor]:
@@ -46,6 +51,8 @@ def lineup(
         kind: "thread"; "process"; or "loopback", a thread to which every message is encoded both ways.
         device: as torch names it.
         kv_bytes: memory for the KV caches of each expert that has one, on each executor.
+        slots: batches that may be at an executor at once, running or waiting. By default 2 on a GPU, where the second is launched
+            while the first is running, and 1 elsewhere.
         workers: executors by name, each with its "card/expert"s; what stands in several is served by all of them.
         replicas: executors with all experts of the device each; not with `workers`.
 
@@ -56,6 +63,7 @@ def lineup(
     host = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "host"}
     ours = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "device"}
     name = device.replace(":", "")
+    slots = usual_slots(device) if slots is None else slots
     if workers:
         groups = _checked(workers, ours, replicas)
     elif replicas > 1:

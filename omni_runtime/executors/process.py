@@ -61,7 +61,7 @@ class ProcessExecutor:
         experts: "card/expert" -> its line on the card; built in the worker.
         pools: "card/expert" -> KV blocks that may be in use at once.
         device: as torch names it.
-        slots: batches that may lie in the mailbox at once.
+        slots: batches that may lie in the mailbox, or be queued on the device, at once.
         threads: of torch on a CPU, in the worker; None leaves its default.
         reuse: keep the KV of ended loops while there is room, for requests that begin with the same text.
         load_s: seconds in which the experts must be there.
@@ -245,7 +245,7 @@ class ProcessExecutor:
     def _load(self, child: Child, first: bool) -> None:
         """Until the experts are loaded, or it is clear that they will not be."""
         try:
-            config = pickle.dumps(Config(child.name, self.specs, self.device, self.threads))
+            config = pickle.dumps(Config(child.name, self.specs, self.device, self.threads, self.up.slots))
         except Exception as error:
             raise CardError(f"experts of {self.name!r}: options that cannot go to another process: {error!r}") from None
         deadline = time.monotonic() + self._load_s

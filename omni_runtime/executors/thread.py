@@ -17,7 +17,7 @@ STOP_S = 30.0  # seconds that close() waits for the batch that is running
 
 
 class ThreadExecutor:
-    """Runs batches in a thread of its own, in the order given.
+    """Runs batches in a thread of its own, in the order given. On a GPU the next one is launched while one is still running.
 
     A thread cannot be killed: one that is lost goes on until its op returns, and what it says then is not passed on. The next
     incarnation works in a new thread, with the same experts and nothing else.
@@ -27,7 +27,7 @@ class ThreadExecutor:
         experts: "card/expert" -> its line on the card; built when the executor starts.
         pools: "card/expert" -> KV blocks that may be in use at once.
         device: as torch names it.
-        slots: batches that may lie in the mailbox at once.
+        slots: batches that may lie in the mailbox, or be queued on the device, at once.
         threads: of torch on a CPU; None leaves the process's setting.
         reuse: keep the KV of ended loops while there is room, for requests that begin with the same text.
     """
@@ -48,7 +48,7 @@ class ThreadExecutor:
         self.threads = threads
         self.experts: dict[str, Expert] = {}
         self._bench = Workbench(name, self.experts, device)
-        self._mailbox = Mailbox(name, self._bench.run, self._died)
+        self._mailbox = Mailbox(name, self._bench.launch, self._died, slots)
         self._number = 1
         self._deaths = 0
         self._closed = False
@@ -113,7 +113,7 @@ class ThreadExecutor:
             self._number += 1
             self.up = ExecutorUp(f"{base(self.name)}#{self._number}", *_hosted(self.up))
             self._bench = Workbench(self.name, self.experts, self.device)
-            self._mailbox = Mailbox(self.name, self._bench.run, self._died)
+            self._mailbox = Mailbox(self.name, self._bench.launch, self._died, self.up.slots)
             if back:
                 self._open()
                 self._report(self.up)

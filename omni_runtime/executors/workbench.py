@@ -1,4 +1,4 @@
-"""The experts of an executor, loaded, and what one incarnation of it keeps: carries out one message at a time."""
+"""The experts of an executor, loaded, and what one incarnation of it keeps: carries out messages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omni_runtime.card import ExpertSpec
 from omni_runtime.errors import CardError, OmniError, ResultError
 from omni_runtime.executors import tensors
-from omni_runtime.experts.base import Expert, verified
-from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.base import Expert, Launched, verified
+from omni_runtime.experts.slots import Batch, Slots
 from omni_runtime.work import Answer, Broken, Message, Release, RunBatch, StepResult
+
+if TYPE_CHECKING:
+    from omni_runtime.experts.device_queue import DeviceQueue, Mark
 
 
 def build(name: str, spec: ExpertSpec, device: str) -> Expert:
@@ -67,21 +71,37 @@ def told(error: Exception) -> str:
 
 
 class Workbench:
-    """Carries out messages.
+    """Carries out messages, all in one thread.
 
     Args:
         name: of the incarnation that works here.
         experts: resident and without state of their own, so that the next incarnation may have them too.
         device: where they are.
         own: arrays that are brought, and can be written to, were made for nobody else.
+        queue: of the device; found by itself.
     """
 
-    def __init__(self, name: str, experts: Mapping[str, Expert], device: str, own: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        experts: Mapping[str, Expert],
+        device: str,
+        own: bool = False,
+        queue: DeviceQueue | None = None,
+    ) -> None:
         self.name, self.experts, self.device, self.own = name, experts, device, own
         self.slots = Slots(name)
+        self.queue = queue
+        self.ended = 0.0  # when the last batch was over, on the host's clock
+        self._open = queue is not None or device == "cpu"
 
     def run(self, message: Message) -> Answer | Broken | None:
-        """Carries out one message; batches are answered."""
+        """Carries out one message to its end; batches are answered."""
+        found = self.launch(message)
+        return found.collect() if isinstance(found, Flying) else found
+
+    def launch(self, message: Message) -> Answer | Broken | Flying | None:
+        """Carries out one message; of a batch that its op has only launched, what will answer it: to be collected in order."""
         if isinstance(message, RunBatch):
             return self._batch(message)
         if isinstance(message, Release):
@@ -91,15 +111,38 @@ class Workbench:
                 self.slots.drop(run, loop)
         return None
 
-    def _batch(self, batch: RunBatch) -> Answer | Broken:
+    def _batch(self, batch: RunBatch) -> Answer | Broken | Flying:
+        if not self._open:  # streams are chosen by thread, so it is done here and not where the bench was made
+            from omni_runtime.experts.device_queue import opened
+
+            self.queue, self._open = opened(self.device), True
         start = time.perf_counter()
+        queue = self.queue
+        begun = None if queue is None else queue.mark(timed=True)
         try:
-            with self.slots.batch(tensors.tensors(batch.brought, self.device, self.own)):
-                results = verified(self.experts[batch.expert].ops[batch.op](batch.rows, self.slots), batch.rows)
-                self._copy(results)
-        except Exception as error:  # text only: a kept exception keeps its frames' tensors alive
-            return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
-        return Answer(self.name, batch.batch, results, time.perf_counter() - start)
+            with self.slots.batch(tensors.tensors(batch.brought, self.device, self.own, queue)) as held:
+                results = self.experts[batch.expert].ops[batch.op](batch.rows, self.slots)
+                if isinstance(results, list) or not callable(getattr(results, "collect", None)):
+                    results = verified(results, batch.rows)
+                    self._copy(results)
+        except Exception as error:
+            return self.broken(batch, error)
+        if isinstance(results, list):
+            self.ended = time.perf_counter()
+            return Answer(self.name, batch.batch, results, self.ended - start)
+        held.stay()
+        return Flying(self, batch, held, results, start, begun, None if queue is None else queue.mark(timed=True))
+
+    def collected(self, batch: RunBatch, held: Batch, launched: Launched, after: Mark | None) -> list[StepResult]:
+        """The results of a batch that was launched."""
+        with held:
+            results = verified(launched.collect(), batch.rows)
+            self._copy(results, after)
+        return results
+
+    def broken(self, batch: RunBatch, error: Exception) -> Broken:
+        """Text only: a kept exception keeps its frames' tensors alive."""
+        return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
 
     def forget(self, answer: Answer) -> None:
         """Lets go of the tensors of an answer that nobody will hear."""
@@ -107,14 +150,52 @@ class Workbench:
             for refs in result.tensors.values():
                 self.slots.release(refs)
 
-    def _copy(self, results: list[StepResult]) -> None:
-        """Fills `copies`: what was given outlives the executor."""
+    def _copy(self, results: list[StepResult], after: Mark | None = None) -> None:
+        """Fills `copies`: what was given outlives the executor. With `after`, read behind that moment only."""
         refs = [ref for result in results for refs in result.tensors.values() for ref in refs]
         if not refs:
             return
         try:
-            arrays = iter(tensors.arrays([self.slots.read(ref) for ref in refs]))
+            found = [self.slots.read(ref) for ref in refs]
         except KeyError as error:
             raise ResultError(f"gave the name of a tensor that is not kept: {error}; name what slots.keep returned") from None
+        arrays = iter(tensors.arrays(found, self.queue, after))
         for result in results:
             result.copies = {port: tuple(next(arrays) for _ in refs) for port, refs in result.tensors.items()}
+
+
+class Flying:
+    """A batch on the device. Its seconds are the device's: from the later of its launch and the end of the batch before it."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        batch: RunBatch,
+        held: Batch,
+        launched: Launched,
+        start: float,
+        begun: Mark | None,
+        end: Mark | None,
+    ) -> None:
+        self._bench, self._batch, self._held, self._launched = bench, batch, held, launched
+        self._start, self._begun, self._end = start, begun, end
+
+    def wait(self) -> None:
+        if self._end is not None:
+            try:
+                self._end.wait()
+            except Exception:  # in another thread: `collect` waits again, and says it
+                pass
+
+    def collect(self) -> Answer | Broken:
+        bench, batch = self._bench, self._batch
+        try:
+            if self._end is not None:
+                self._end.wait()
+            results = bench.collected(batch, self._held, self._launched, self._end)
+        except Exception as error:
+            return bench.broken(batch, error)
+        before, bench.ended = bench.ended, time.perf_counter()
+        if self._begun is not None and self._end is not None:
+            return Answer(bench.name, batch.batch, results, self._end.since(self._begun))
+        return Answer(bench.name, batch.batch, results, bench.ended - max(self._start, before))

@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 import warnings
+from queue import SimpleQueue
 from threading import Thread
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from omni_runtime import errors
 from omni_runtime.card import ExpertSpec
 from omni_runtime.executors.codec import Wire, told
+from omni_runtime.executors.flights import Flight, Flights, Watcher
 from omni_runtime.executors.ring import Ring
 
 BEAT_S = 1.0
@@ -41,6 +43,7 @@ class Config(msgspec.Struct):
     experts: dict[str, ExpertSpec]
     device: str
     threads: int | None
+    slots: int
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -118,11 +121,29 @@ def _serve(boot: Boot) -> None:
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     back.send(msgspec.msgpack.encode(Loaded(ours)))
     wire = Wire(Ring(boot.rings[1]), Ring(boot.rings[0]), own=True) if boot.rings else Wire()
-    while data := inbox.recv():
-        report = bench.run(wire.message(data))
-        if report is not None:
-            back.send(told(wire, report, bench.forget))
-        del data, report  # or the last batch's arrays live until the next one comes
+    landed: SimpleQueue[Flight] = SimpleQueue()
+    ear, wake = os.pipe()
+
+    def land(flight: Flight) -> None:
+        landed.put(flight)
+        os.write(wake, b".")
+
+    watcher = Watcher(config.name, land)
+    flights = Flights(bench.launch, lambda report: back.send(told(wire, report, bench.forget)), watcher.watch, config.slots)
+    poller = zmq.Poller()
+    for one in (inbox, ear):
+        poller.register(one, zmq.POLLIN)
+    while True:
+        ready = dict(poller.poll()) if flights else {inbox: zmq.POLLIN}
+        if inbox in ready:
+            if not (data := inbox.recv()):
+                break
+            flights.carry(wire.message(data))
+            del data  # or the last batch's arrays live until the next one comes
+        if ear in ready:
+            os.read(ear, 1)
+            flights.land(landed.get())
+    flights.rest()
     context.destroy(linger=10_000)
 
 

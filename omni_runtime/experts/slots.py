@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any, TypeVar
 
 from omni_runtime.work import Row, TensorRef
 
 T = TypeVar("T")
+
+
+class Batch:
+    """What one batch was brought and what it has kept, from the call of its op until it is answered.
+
+    It is entered around the call, and again around `collect` where there is one; other batches may be entered in between. What
+    was brought can be read while it is entered. What the op kept is let go when either raises: nobody will ever hear of those
+    names. A state that the op made stays, and is dropped with its loop.
+    """
+
+    __slots__ = ("_brought", "_kept", "_slots")
+
+    def __init__(self, slots: Slots, brought: Iterable[tuple[TensorRef, Any]]) -> None:
+        self._slots, self._brought = slots, dict(brought)
+        self._kept: list[tuple[TensorRef, Any, Any]] = []  # names, what was there before, what is there since
+
+    def __enter__(self) -> Batch:
+        self._slots._brought, self._slots._kept = self._brought, self._kept
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        slots = self._slots
+        slots._brought, slots._kept = {}, None
+        if kind is None:
+            return
+        for ref, before, since in reversed(self._kept):
+            if slots._tensors.get(ref) is not since:  # released or kept anew since the call: that stands
+                continue
+            if before is None:
+                del slots._tensors[ref]
+            else:
+                slots._tensors[ref] = before
+
+    def stay(self) -> None:
+        """What it kept can be read around `collect` also if it is released before."""
+        self._brought |= {ref: since for ref, _, since in self._kept}
 
 
 class Slots:
@@ -22,28 +58,11 @@ class Slots:
         self._state: dict[tuple[int, str], Any] = {}
         self._tensors: dict[TensorRef, Any] = {}
         self._brought: dict[TensorRef, Any] = {}
-        self._kept: list[tuple[TensorRef, Any]] | None = None  # by the batch that runs: names, and what was there before
+        self._kept: list[tuple[TensorRef, Any, Any]] | None = None  # of the batch that is entered
 
-    @contextmanager
-    def batch(self, brought: Iterable[tuple[TensorRef, Any]] = ()) -> Iterator[None]:
-        """Around the op of one batch: what it was brought can be read until it is over.
-
-        What an op kept before it raised is let go again: nobody will ever hear of those names. A state that the op made stays,
-        and is dropped with its loop.
-        """
-        kept = self._kept = []
-        try:
-            self._brought = dict(brought)
-            yield
-        except BaseException:
-            for ref, before in reversed(kept):
-                if before is None:
-                    self._tensors.pop(ref, None)
-                else:
-                    self._tensors[ref] = before
-            raise
-        finally:
-            self._brought, self._kept = {}, None
+    def batch(self, brought: Iterable[tuple[TensorRef, Any]] = ()) -> Batch:
+        """To be entered around the op of one batch."""
+        return Batch(self, brought)
 
     def state(self, row: Row, make: Callable[[], T]) -> T:
         """State of the row's loop, made on first use."""
@@ -68,7 +87,7 @@ class Slots:
         """Keeps a tensor until nobody reads it, and names it."""
         ref = TensorRef(self.home, row.run, row.loop, port, index, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if self._kept is not None:
-            self._kept.append((ref, self._tensors.get(ref)))
+            self._kept.append((ref, self._tensors.get(ref), tensor))
         self._tensors[ref] = tensor
         return ref
 
