@@ -36,7 +36,9 @@ class DryRun:
     def most(self) -> dict[str, tuple[int, int]]:
         """(reads, sends) of an op's worst batches."""
         return {
-            op: (max(one.reads for one in found), max(one.sends for one in found)) for op, found in sorted(self.batches.items()) if found
+            op: (max(one.reads for one in found), max(one.sends for one in found))
+            for op, found in sorted(self.batches.items())
+            if found
         }
 
     def told(self, op: str) -> str:

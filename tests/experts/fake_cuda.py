@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -39,24 +41,24 @@ def faked(gpu: FakeGpu) -> dict[str, Any]:
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self._last: Any = None
+            self._at = 0.0
 
         def record(self, stream: Any = None) -> None:
-            self._last = gpu._line[-1] if gpu.length else None
+            self._last, self._at = gpu.last, time.perf_counter()
 
         def wait(self, stream: Any = None) -> None: ...
 
         def query(self) -> bool:
-            return self._last not in gpu._line
+            return not gpu.waits_for(self._last)
 
         def synchronize(self) -> None:
             if gpu.recording is not None:
                 raise RuntimeError("operation not permitted when stream is capturing: an event is waited for")
             gpu.note("reads", "event")
-            if not self.query():
-                gpu.arrive(gpu._line.index(self._last) + 1)
+            gpu.until(self._last)
 
         def elapsed_time(self, other: Any) -> float:
-            return 0.0
+            return 1e3 * float(other._at - self._at)  # as if work took the time in which it was queued
 
     class CUDAGraph:
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -90,7 +92,21 @@ def faked(gpu: FakeGpu) -> dict[str, Any]:
             raise
         cuda_graph.capture_end()
 
-    stream, properties = Stream(), SimpleNamespace(name="fake GPU", multi_processor_count=132, total_memory=TOTAL)
+    usual = Stream()
+    streams = threading.local()
+
+    @contextmanager
+    def within(other: Any) -> Iterator[None]:
+        before, streams.now = current(), other
+        try:
+            yield
+        finally:
+            streams.now = before
+
+    def current(device: Any = None) -> Any:
+        return getattr(streams, "now", usual)
+
+    properties = SimpleNamespace(name="fake GPU", multi_processor_count=132, total_memory=TOTAL)
     return {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -108,9 +124,10 @@ def faked(gpu: FakeGpu) -> dict[str, Any]:
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
         "synchronize": lambda device=None: gpu.wait("reads", "synchronize"),
-        "current_stream": lambda device=None: stream,
-        "default_stream": lambda device=None: stream,
-        "stream": lambda other: nullcontext(),
+        "current_stream": current,
+        "default_stream": lambda device=None: usual,
+        "set_stream": lambda other: setattr(streams, "now", other),
+        "stream": within,
         "is_current_stream_capturing": lambda: gpu.recording is not None,
         "graph_pool_handle": lambda: (0, 0),
         "Stream": Stream,

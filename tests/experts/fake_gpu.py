@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import RLock, get_ident
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +38,7 @@ ROOT = HERE.parents[1]
 
 # Ops whose result has a size that only the device knows.
 WAITING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "is_nonzero", "istft"}
-WAITING |= {"allclose", "argwhere", "_local_scalar_dense", "item", "repeat_interleave", "tensor_split", "combinations"}
+WAITING |= {"allclose", "argwhere", "_local_scalar_dense", "item", "tensor_split", "combinations"}
 MOVES = {"to", "_to_copy", "cuda", "cpu"}
 # Ops that take a number which lies on the host beside tensors of the device.
 WITH_NUMBER = {"fill_", "fill", "masked_fill", "masked_fill_", "where", "clamp", "clamp_", "index_put_", "index_put"}
@@ -191,6 +192,8 @@ class FakeGpu:
         self.launched: Counter[str] = Counter()
         self.recording: list[Callable[[], None]] | None = None
         self._line: list[_Queued] = []
+        self._threads: Counter[int] = Counter()
+        self._lock = RLock()
         self._pinned: dict[int, Any] = {}  # storages by address; kept, so that no address is given twice
         self._stack = ExitStack()
 
@@ -231,10 +234,12 @@ class FakeGpu:
         """Within it the device is there, in the thread that enters it."""
         before = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
         torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
+        self._threads[get_ident()] += 1
         try:
             with _Numbered(), _Mode(self):
                 yield
         finally:
+            self._threads[get_ident()] -= 1
             torch._C._set_only_lift_cpu_tensors(before)  # type: ignore[attr-defined]
 
     # -- ops ----------------------------------------------------------------------------------------------------------------
@@ -257,7 +262,7 @@ class FakeGpu:
         if not ours and not there:
             return self._host(func, args, kwargs)
         self._check(name, func, given)
-        if name in WAITING or _masked(name, args):
+        if _waits(name, func, args, kwargs):
             self.wait("reads", name)
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         if asked is not None:
@@ -419,7 +424,9 @@ class FakeGpu:
         self.arrive(len(self._line))
 
     def note(self, kind: str, what: str) -> None:
-        """Counts a wait, by the line of the runtime that asked for it."""
+        """Counts a wait, by the line of the runtime that asked for it. Threads that are not `here` wait for nobody's sake."""
+        if not self._threads[get_ident()]:
+            return
         getattr(self, kind)[f"{_place()} ({what})"] += 1
 
     @property
@@ -427,11 +434,27 @@ class FakeGpu:
         """How many copies are under way."""
         return len(self._line)
 
+    @property
+    def last(self) -> Any:
+        """The copy that was queued last, if it is under way."""
+        return self._line[-1] if self._line else None
+
+    def waits_for(self, one: Any) -> bool:
+        """Whether a copy is under way."""
+        return one in self._line
+
     def arrive(self, count: int) -> None:
         """The first `count` of the copies under way are done."""
-        done, self._line[:count] = self._line[:count], []
-        for copy in done:
-            copy.arrive()
+        with self._lock, _disable_current_modes():
+            done, self._line[:count] = self._line[:count], []
+            for copy in done:
+                copy.arrive()
+
+    def until(self, last: Any) -> None:
+        """All that was queued up to `last`, and it, is done."""
+        with self._lock:
+            if last in self._line:
+                self.arrive(self._line.index(last) + 1)
 
     def record(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         """Remembers an op while a graph is recorded: it is done again into the same memory."""
@@ -476,6 +499,14 @@ def _named(func: Any, args: Any, kwargs: Mapping[str, Any], name: str) -> Any:
 
 def _expanded(mask: Fake, x: Fake) -> Fake:
     return Fake(mask.inner.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())))
+
+
+def _waits(name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op makes the host wait for the size of its result, or for its value."""
+    if name == "repeat_interleave":
+        by_number = func._overloadname == "self_int"
+        return not by_number and _named(func, args, kwargs, "output_size") is None
+    return name in WAITING or _masked(name, args)
 
 
 def _masked(name: str, args: Any) -> bool:
