@@ -37,10 +37,14 @@ def build(name: str, spec: ExpertSpec, device: str) -> Expert:
     return expert
 
 
-def build_all(specs: Mapping[str, ExpertSpec], device: str, threads: int | None = None) -> dict[str, Expert]:
+def build_all(
+    specs: Mapping[str, ExpertSpec], pools: Mapping[str, int], device: str, threads: int | None = None
+) -> dict[str, Expert]:
     """All experts of an executor, by name.
 
     Args:
+        specs: their lines on their cards.
+        pools: KV blocks, for those that keep some.
         device: as torch names it.
         threads: of torch on a CPU, a setting of the whole process; None leaves it.
 
@@ -56,7 +60,11 @@ def build_all(specs: Mapping[str, ExpertSpec], device: str, threads: int | None 
             raise CardError(f"device={device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
         if threads is not None:
             torch.set_num_threads(threads)
-    return {name: build(name, spec, device) for name, spec in specs.items()}
+    experts = {name: build(name, spec, device) for name, spec in specs.items()}
+    for name, expert in experts.items():
+        if name in pools and (allot := getattr(expert, "allot", None)) is not None:
+            allot(pools[name], specs[name].block)
+    return experts
 
 
 def told(error: Exception) -> str:

@@ -41,6 +41,7 @@ class Config(msgspec.Struct):
 
     name: str
     experts: dict[str, ExpertSpec]
+    pools: dict[str, int]
     device: str
     threads: int | None
     slots: int
@@ -107,7 +108,9 @@ def _serve(boot: Boot) -> None:
         with warnings.catch_warnings(record=True) as noted:
             from omni_runtime.executors.workbench import Workbench, build_all
 
-            bench = Workbench(config.name, build_all(config.experts, config.device, config.threads), config.device, own=True)
+            bench = Workbench(
+                config.name, build_all(config.experts, config.pools, config.device, config.threads), config.device, own=True
+            )
     except Exception as error:
         if not isinstance(error, errors.OmniError):
             traceback.print_exc()
