@@ -49,9 +49,9 @@ class Hazard(RuntimeError):
 
 
 class Fake(torch.Tensor):
-    """A tensor of the device; `inner` holds its numbers."""
+    """A tensor of the device; `numbers` are on the host."""
 
-    inner: torch.Tensor
+    numbers: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Fake:
@@ -59,7 +59,7 @@ class Fake(torch.Tensor):
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=CUDA
         )
-        made.inner = inner
+        made.numbers = inner
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -117,10 +117,10 @@ class Fake(torch.Tensor):
         return self.numpy()
 
     def data_ptr(self) -> int:
-        return self.inner.data_ptr()
+        return self.numbers.data_ptr()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Fake({self.inner!r})"
+        return f"Fake({self.numbers!r})"
 
 
 def _gpu() -> FakeGpu:
@@ -128,14 +128,19 @@ def _gpu() -> FakeGpu:
     return FakeGpu.now
 
 
+def is_fake(x: Any) -> bool:
+    """Whether it is a tensor of the device. A parameter of a module may be one of another class."""
+    return isinstance(x, torch.Tensor) and hasattr(x, "numbers")
+
+
 def inner(tree: Any) -> Any:
     """The same with tensors of the host in place of the device's."""
-    return tree_map(lambda x: x.inner if isinstance(x, Fake) else x, tree)
+    return tree_map(lambda x: x.numbers if is_fake(x) else x, tree)
 
 
 def fake(tree: Any) -> Any:
     """The same with tensors of the device in place of the host's."""
-    return tree_map(lambda x: Fake(x) if isinstance(x, torch.Tensor) and not isinstance(x, Fake) else x, tree)
+    return tree_map(lambda x: Fake(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x, tree)
 
 
 class _Queued:
@@ -221,6 +226,11 @@ class FakeGpu:
 
         for name, value in faked(self).items():
             self._stack.enter_context(patch.object(torch.cuda, name, value))
+        future = torch.__future__  # or `Module.to` would write a tensor's address into a parameter that has no numbers
+        self._stack.callback(
+            future.set_overwrite_module_params_on_conversion, future.get_overwrite_module_params_on_conversion()
+        )
+        future.set_overwrite_module_params_on_conversion(True)
         FakeGpu.now = self
         self._stack.callback(setattr, FakeGpu, "now", None)
         self._stack.enter_context(self.here())
@@ -248,13 +258,11 @@ class FakeGpu:
         """One op of torch."""
         name = func._schema.name.removeprefix("aten::")
         given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-        ours = [x for x in given if isinstance(x, Fake)]
+        ours = [x for x in given if is_fake(x)]
         if name in ("pin_memory", "_pin_memory"):
             return self._pin(args[0].clone())
         if name == "is_pinned":
             return args[0].untyped_storage().data_ptr() in self._pinned if not ours else False
-        if name == "_has_compatible_shallow_copy_type":  # asked by `Module.to`
-            return False
         if name in MOVES or name == "copy_":
             return self._move(func, name, args, dict(kwargs))
         asked = kwargs.get("device")
@@ -291,18 +299,18 @@ class FakeGpu:
     @staticmethod
     def _back(made: Any, ours: list[Any]) -> Any:
         """Results as tensors of the device; one that is an argument is that argument."""
-        known = {id(x.inner): x for x in ours}
+        known = {id(x.numbers): x for x in ours}
         leaves, spec = tree_flatten(made)
         found = [known.get(id(x), Fake(x)) if isinstance(x, torch.Tensor) else x for x in leaves]
         for x in ours:
-            assert x.shape == x.inner.shape, f"an op changed the shape of its argument: {tuple(x.shape)}"
+            assert x.shape == x.numbers.shape, f"an op changed the shape of its argument: {tuple(x.shape)}"
         return tree_unflatten(found, spec)
 
     @staticmethod
     def _check(name: str, func: Any, given: list[torch.Tensor]) -> None:
         for x in given:
             number = x.dim() == 0 and (torch.Tag.pointwise in func.tags or name in WITH_NUMBER)
-            if not isinstance(x, Fake) and not number:
+            if not is_fake(x) and not number:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found cuda:0 and cpu: aten::{name} was given a tensor "
                     f"{tuple(x.shape)} {x.dtype} of the CPU"
@@ -312,7 +320,7 @@ class FakeGpu:
         """An index as the host's tensors have it. What is not there yet is sent, and a mask must be counted first."""
         parts = index if isinstance(index, tuple) else (index,)
         for part in parts:
-            if isinstance(part, Fake):
+            if is_fake(part):
                 if part.dtype in (torch.bool, torch.uint8):
                     self.wait("reads", "mask")
                 elif part.dim() == 0:
@@ -325,29 +333,29 @@ class FakeGpu:
         """x[index]"""
         plain = self._index(index)
         with _disable_current_modes():
-            made = x.inner[plain]
-        if made.untyped_storage().data_ptr() == x.inner.untyped_storage().data_ptr():
+            made = x.numbers[plain]
+        if made.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr():
             with torch.inference_mode(x.is_inference()):
                 return Fake(made)
-        self._remember(lambda: made.copy_(x.inner[plain]))
+        self._remember(lambda: made.copy_(x.numbers[plain]))
         return Fake(made)
 
     def put(self, x: Fake, index: Any, value: Any) -> None:
         """x[index] = value"""
-        whole = isinstance(value, torch.Tensor) and not isinstance(value, Fake) and value.dim() > 0
+        whole = isinstance(value, torch.Tensor) and not is_fake(value) and value.dim() > 0
         parts = index if isinstance(index, tuple) else (index,)
         if whole and all(part is None or part is ... or isinstance(part, int | slice) for part in parts):
             self.wait("sends", "assignment")
         elif whole:
             raise RuntimeError(f"expected self and value to be on the same device: x[...] = a CPU tensor {tuple(value.shape)}")
-        elif isinstance(index, Fake) and index.dtype == torch.bool and not isinstance(value, Fake):
+        elif is_fake(index) and index.dtype == torch.bool and not is_fake(value):
             value = torch.tensor(value) if not isinstance(value, torch.Tensor) else value  # masked_fill: nothing is counted
             self.run(torch.ops.aten.masked_fill_.Tensor, (x, _expanded(index, x), value), {})
             return
         plain, given = self._index(index), inner(value)
 
         def again() -> None:
-            x.inner[plain] = given
+            x.numbers[plain] = given
 
         with _disable_current_modes():
             again()
@@ -357,10 +365,10 @@ class FakeGpu:
         """`to`, `copy_` and the like: perhaps over to the other side."""
         if name == "copy_":
             into, source, later = args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-            if isinstance(into, Fake) == isinstance(source, Fake):
+            if is_fake(into) == is_fake(source):
                 plain = inner(args), kwargs
                 func(*plain[0], **plain[1])
-                if isinstance(into, Fake):
+                if is_fake(into):
                     self.record(func, *plain, None)
                 return into
             self._across(into, source, later)
@@ -369,8 +377,8 @@ class FakeGpu:
         asked = _named(func, args, kwargs, "device")
         if (other := _named(func, args, kwargs, "other")) is not None:
             asked = other.device
-        there = isinstance(source, Fake) if asked is None else torch.device(asked).type == "cuda"
-        here = isinstance(source, Fake)
+        there = is_fake(source) if asked is None else torch.device(asked).type == "cuda"
+        here = is_fake(source)
         onto = torch.device(source.device if asked is None else asked)
         assert onto.type in ("cpu", "cuda"), f"a device {onto}"
         dtype = _named(func, args, kwargs, "dtype") or (source.dtype if other is None else other.dtype)
@@ -395,7 +403,7 @@ class FakeGpu:
 
     def _across(self, into: torch.Tensor, source: torch.Tensor, later: bool, pinned: bool | None = None) -> None:
         """Copies to the other side."""
-        reads = isinstance(source, Fake)
+        reads = is_fake(source)
         host = into if reads else source
         pinned = self.is_pinned(host) if pinned is None else pinned
         plain_into, plain = inner(into), inner(source)
@@ -498,7 +506,7 @@ def _named(func: Any, args: Any, kwargs: Mapping[str, Any], name: str) -> Any:
 
 
 def _expanded(mask: Fake, x: Fake) -> Fake:
-    return Fake(mask.inner.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())))
+    return Fake(mask.numbers.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())))
 
 
 def _waits(name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from fake_gpu import Fake, FakeGpu, inner
+from fake_gpu import FakeGpu, inner, is_fake
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
@@ -30,7 +30,7 @@ def checked(gpu: FakeGpu, name: str, wrapper: Callable[..., Any], definition: Ca
     """A wrapper whose results are filled in by the definition."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = [(x.inner, x.inner.clone()) for x in _tensors((args, kwargs)) if isinstance(x, Fake)]
+        before = [(x.numbers, x.numbers.clone()) for x in _tensors((args, kwargs)) if is_fake(x)]
         recording, gpu.recording = gpu.recording, None if gpu.recording is None else []
         try:
             made = wrapper(*args, **kwargs)
@@ -43,10 +43,10 @@ def checked(gpu: FakeGpu, name: str, wrapper: Callable[..., Any], definition: Ca
             found, needed = _tensors(made), _tensors(right)
             assert len(found) == len(needed), f"{name}: {len(found)} results, the definition gives {len(needed)}"
             for ours, theirs in zip(found, needed, strict=True):
-                assert isinstance(ours, Fake), f"{name}: a result on {ours.device}"
+                assert is_fake(ours), f"{name}: a result on {ours.device}"
                 told = (ours.dtype, tuple(ours.shape))
                 assert told == (theirs.dtype, tuple(theirs.shape)), f"{name}: {told}, the definition has {theirs.shape}"
-                ours.inner.copy_(theirs)
+                ours.numbers.copy_(theirs)
 
         with _disable_current_modes(), torch.inference_mode():
             for x, was in before:  # what the wrapper itself has changed, as in place of a kernel
@@ -76,7 +76,7 @@ def launched(gpu: FakeGpu) -> Iterator[None]:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         for x in args:
-            if isinstance(x, torch.Tensor) and not isinstance(x, Fake):
+            if isinstance(x, torch.Tensor) and not is_fake(x):
                 raise ValueError(f"{self.__name__}: Pointer argument cannot be accessed from Triton (cpu tensor?)")
         size = grid(options) if callable(grid) else grid
         assert all(type(n) is int and 0 < n < 2**31 for n in size), f"{self.__name__}: grid {size}"
