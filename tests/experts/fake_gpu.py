@@ -227,9 +227,7 @@ class FakeGpu:
         for name, value in faked(self).items():
             self._stack.enter_context(patch.object(torch.cuda, name, value))
         future = torch.__future__  # or `Module.to` would write a tensor's address into a parameter that has no numbers
-        self._stack.callback(
-            future.set_overwrite_module_params_on_conversion, future.get_overwrite_module_params_on_conversion()
-        )
+        self._stack.callback(future.set_overwrite_module_params_on_conversion, future.get_overwrite_module_params_on_conversion())
         future.set_overwrite_module_params_on_conversion(True)
         FakeGpu.now = self
         self._stack.callback(setattr, FakeGpu, "now", None)
