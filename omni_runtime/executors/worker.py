@@ -134,8 +134,8 @@ def _serve(boot: Boot) -> None:
     watcher = Watcher(config.name, land)
     flights = Flights(bench.launch, lambda report: back.send(told(wire, report, bench.forget)), watcher.watch, config.slots)
     poller = zmq.Poller()
-    for one in (inbox, ear):
-        poller.register(one, zmq.POLLIN)
+    poller.register(inbox, zmq.POLLIN)
+    poller.register(ear, zmq.POLLIN)
     while True:
         ready = dict(poller.poll()) if flights else {inbox: zmq.POLLIN}
         if inbox in ready:

@@ -183,6 +183,11 @@ class DecoderLM:
             return F.embedding(ids_T, self._paged.embedding_VD).float()
         return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self.device), self._embedding_VD)
 
+    def embed_there(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """The same of ids that are on the device of a decoder with pages."""
+        assert self._paged is not None
+        return F.embedding(ids_T, self._paged.embedding_VD).float()
+
     def forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """As `run`: (logits_RV, hidden_TD)."""
         ran = self.run(spans)

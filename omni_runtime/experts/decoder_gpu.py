@@ -155,9 +155,8 @@ class PagedLayers:
             prefix, sparse = f"{at}.mlp", config.sparse
             if sparse is None or i not in sparse.layers:
                 return dense(prefix, config.mlp_bias)
-            here = {"device": self.device, "dtype": self.dtype}
-            gate_up_XMD = torch.empty(sparse.experts, 2 * sparse.ffn, config.width, **here)
-            down_XDF = torch.empty(sparse.experts, config.width, sparse.ffn, **here)
+            gate_up_XMD = self.embedding_VD.new_empty(sparse.experts, 2 * sparse.ffn, config.width)
+            down_XDF = self.embedding_VD.new_empty(sparse.experts, config.width, sparse.ffn)
             for expert in range(sparse.experts):  # one at a time: all of them are most of the model
                 gate_up_XMD[expert] = fused(f"{prefix}.experts.{expert}", ("gate", "up"))
                 down_XDF[expert] = fused(f"{prefix}.experts.{expert}", ("down",))
@@ -212,8 +211,7 @@ class PagedLayers:
 
     def where(self, sent: Mapping[str, torch.Tensor], seen: Plan) -> Where:
         """Arrays of a pass as `layers` takes them; of `seen` only what stays on the host is used."""
-        there = {name: sent[name] for name in ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")}
-        return Where(*self._turns(sent["positions"]), sent["slots"], seen._replace(**there), self.pages.kv_L2NPGE)
+        return Where(*self._turns(sent["positions"]), sent["slots"], seen.on(_sent(seen, sent)), self.pages.kv_L2NPGE)
 
     def layers(
         self,
@@ -276,7 +274,7 @@ class PagedLayers:
             slots = (np.arange(rows)[:, None] * places + at).reshape(-1)
             positions = np.tile(at.astype(np.float32), rows)[None]
             sent = self.staging.send({"slots": slots, "positions": positions} | _tables(batch))
-            step = (sent["positions"], sent["slots"], batch._replace(**{name: sent[name] for name in _tables(batch)}))
+            step = (sent["positions"], sent["slots"], batch.on(_sent(batch, sent)))
             self._steps[key] = step
         where = Where(*self._turns(step[0]), step[1], step[2], kv_L2NPGE)
         h_TD, _ = self.layers(x_RND.reshape(rows * count, -1).to(self.dtype), where)
@@ -293,9 +291,8 @@ class PagedLayers:
         total, axes = sum(counts), 3 if any(told) else 1
         tokens_T, slots_T = np.zeros(total, np.int64), np.empty(total, np.int64)
         positions_AT = np.empty((axes, total), np.float32)
-        blocks_RB = np.zeros((len(spans), max(len(cache.table) for cache in caches)), np.int32)
         ends, end = [], 0
-        for row, (span, cache, count) in enumerate(zip(spans, caches, counts, strict=True)):
+        for span, cache, count in zip(spans, caches, counts, strict=True):
             here, given = slice(end, end + count), span.given
             end += count
             if given is None or given.vectors_ND is None:
@@ -305,11 +302,10 @@ class PagedLayers:
             else:
                 positions_AT[:, here] = np.arange(span.start, span.start + count)
             slots_T[here] = cache.slots(span.start, span.start + count)
-            blocks_RB[row, : len(cache.table)] = cache.table
             if span.draw:
                 ends.append(end - 1)
         lengths = [span.start + count for span, count in zip(spans, counts, strict=True)]
-        batch = plan(counts, lengths, [()] * len(spans), self._group)._replace(blocks_RB=torch.from_numpy(blocks_RB))
+        batch = plan(counts, lengths, [cache.table for cache in caches], self._group)
         arrays = {"tokens": tokens_T, "slots": slots_T, "positions": positions_AT, "ends": np.array(ends, np.int64)}
         return arrays | _tables(batch), batch
 
@@ -349,6 +345,9 @@ def _paged(span: Span) -> PagedCache:
 
 
 def _tables(batch: Plan) -> dict[str, np.ndarray[Any, Any]]:
-    """What the device is sent of a plan, by the names of its fields."""
-    names = ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")
-    return {name: getattr(batch, name).numpy() for name in names}
+    """What the device is sent of a plan."""
+    return {name: tensor.numpy() for name, tensor in batch.tensors().items()}
+
+
+def _sent(batch: Plan, sent: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: sent[name] for name in batch.tensors()}

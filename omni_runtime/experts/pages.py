@@ -6,7 +6,7 @@ Suffixes: L layers, N blocks, P positions of a block, G heads of keys and values
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 
@@ -72,9 +72,18 @@ class Pages:
             if home in self._gone:
                 raise RuntimeError(f"executor {home!r} was given up, and its KV pages are those of {self._home!r} now")
             if home != self._home:
+                if (
+                    self._home and self._device.type == "cuda"
+                ):  # each has a stream of its own: what the last one queued comes first
+                    torch.cuda.synchronize(self._device)
                 self._gone.add(self._home)
                 self._home = home
             yield
+
+
+def turn(pages: Pages | None, home: str) -> AbstractContextManager[None]:
+    """As `Pages.turn`; nothing where there are no pages."""
+    return nullcontext() if pages is None else pages.turn(home)
 
 
 class PagedCache(Cache):

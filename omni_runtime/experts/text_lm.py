@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,10 @@ from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts import device_draw
 from omni_runtime.experts.base import Launched, Op
 from omni_runtime.experts.decoder import DecoderLM, Given, Ran, Span
+from omni_runtime.experts.decoder_gpu import paged
 from omni_runtime.experts.edits import History, check_ids
 from omni_runtime.experts.kv_cache import Cache
+from omni_runtime.experts.pages import turn
 from omni_runtime.experts.sampling import draw, logprob
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.staging import Reading
@@ -94,14 +95,13 @@ class TextLM:
         if not rows:
             return []
         steps = [self._step(row) for row in rows]
-        pages = self.model.pages
-        with nullcontext() if pages is None else pages.turn(slots.home):
+        with turn(self.model.pages, slots.home):
             held = [self._held(row, slots) for row in rows]
             spans = [
                 Span(mine.cache, step.start, step.tokens, step.index >= 0, self.given(row, step, slots))
                 for row, step, mine in zip(rows, steps, held, strict=True)
             ]
-            if pages is None:
+            if self.model.pages is None:
                 return self._here(rows, steps, held, spans, slots)
             return self._there(rows, steps, held, spans, slots)
 
@@ -248,7 +248,10 @@ def build(options: Mapping[str, Any], device: str) -> TextLM:
         pieces = folder_tokenizer(path).pieces  # first: it is small, and may be what is wrong
         there = torch.device(device)
         room = asked.max_bytes or (torch.cuda.mem_get_info(there)[0] if there.type == "cuda" else 0)
-        folder = FolderWeights(path, asked.linear if there.type == "cpu" else "plain", room)
+        # On a GPU "auto" keeps what is stored, two bytes a number as a rule: it is not known before files are opened.
+        kept = asked.dtype == "auto" and there.type == "cuda" and paged(asked.linear, there)
+        each = 2 if asked.dtype == "bfloat16" or kept else 4
+        folder = FolderWeights(path, asked.linear if there.type == "cpu" else "plain", room, each)
         return TextLM(DecoderLM(folder.config, folder, device, asked.linear, asked.dtype), pieces)
     weights = LlamaWeights(smollm2.open_file(path))
     return TextLM(DecoderLM(weights.config, weights, device, asked.linear, asked.dtype), smollm2.open_tokenizer(path).pieces)
