@@ -116,7 +116,7 @@ class VisionEncoder:
         return how.second(F.gelu(how.first(x)))
 
     def _between(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-        """index_4T and weight_4T: the four nearest places of the table for each patch of this grid, the corners on the corners."""
+        """index_4T and weight_4T: the four nearest places of the table for each patch of a grid, corners on corners."""
         side = self.config.grid
         axes = []
         for at, size in zip(places(grid, self.config.merge).unbind(1), grid[1:], strict=True):

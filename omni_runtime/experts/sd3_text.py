@@ -98,11 +98,8 @@ class SD3Text:
             pooled.append(told[0])
         both_1SJ = torch.cat(states, -1)
         both_1SJ = F.pad(both_1SJ, (0, self._features - both_1SJ.shape[-1]))
-        if self._third is None:
-            third_1SJ = both_1SJ.new_zeros(1, self._length, self._features)
-        else:
-            third_1SJ = self._third[1](next(sent))[0]
-        return torch.cat([both_1SJ, third_1SJ], 1)[0], torch.cat(pooled, -1)[0]
+        below_1SJ = both_1SJ.new_zeros(1, self._length, self._features) if self._third is None else self._third[1](next(sent))[0]
+        return torch.cat([both_1SJ, below_1SJ], 1)[0], torch.cat(pooled, -1)[0]
 
     @staticmethod
     def _ids(tokenizer: Any, text: str, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
