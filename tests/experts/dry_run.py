@@ -17,6 +17,9 @@ from omni_runtime.executors.mailbox import Mailbox
 from omni_runtime.runtime import Runtime
 
 
+KV_BYTES = 1 << 21  # of a pool: what a wrapper is given is copied, to be put back before its definition runs
+
+
 class Batch(NamedTuple):
     """What the host waited for in one batch: in the op's call, and in its `collect` where it has one."""
 
@@ -89,7 +92,7 @@ def dry(cards: Sequence[ModelCard], **options: Any) -> Iterator[DryRun]:
             with gpu.here():
                 return real(self)
 
-        executors = lineup(cards, "thread", "cuda", **options)
+        executors = lineup(cards, "thread", "cuda", KV_BYTES, **options)
         for executor in executors:
             if executor.name.startswith("cuda"):
                 executor.start = _counting(executor, executor.start, gpu, batches)  # type: ignore[method-assign]

@@ -451,7 +451,7 @@ class FakeGpu:
 
     def arrive(self, count: int) -> None:
         """The first `count` of the copies under way are done."""
-        with self._lock, _disable_current_modes():
+        with self._lock, _disable_current_modes(), torch.inference_mode():
             done, self._line[:count] = self._line[:count], []
             for copy in done:
                 copy.arrive()
