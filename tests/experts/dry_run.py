@@ -16,7 +16,6 @@ from omni_runtime.executors.lineup import lineup
 from omni_runtime.executors.mailbox import Mailbox
 from omni_runtime.runtime import Runtime
 
-
 KV_BYTES = 1 << 21  # of a pool: what a wrapper is given is copied, to be put back before its definition runs
 
 
