@@ -15,9 +15,6 @@ from omni_runtime.experts.base import Expert, Launched, Op, invariant, verified
 from omni_runtime.experts.slots import Batch, Slots
 from omni_runtime.work import Answer, Broken, Message, Release, Row, RunBatch, StepResult
 
-Exact = Mapping[str, Collection[str]]
-""""card/expert" -> ops of which rows must be exact in any company and any granted size"""
-
 if TYPE_CHECKING:
     from omni_runtime.experts.device_queue import DeviceQueue, Mark
 
