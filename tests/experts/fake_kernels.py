@@ -15,7 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from fake_gpu import FakeGpu, inner, is_fake
+from fake_gpu import FakeGpu
+from fake_tensor import inner, is_fake
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import Fake, FakeGpu, Hazard
+from fake_gpu import FakeGpu, Hazard
 from fake_kernels import launched
+from fake_tensor import Fake
 from omni_runtime.kernels import add_rms_norm, norm_triton, rms_norm
 from tiny import CONFIGS, prefill, random_tokens, random_weights
 
