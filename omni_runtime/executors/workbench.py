@@ -139,7 +139,8 @@ class Workbench:
             self.ended = time.perf_counter()
             return Answer(self.name, batch.batch, results, self.ended - start)
         held.stay()
-        return Flying(self, batch, held, results, start, begun, None if queue is None else queue.mark(timed=True))
+        begun, end = getattr(results, "marks", None) or (begun, None if queue is None else queue.mark(timed=True))
+        return Flying(self, batch, held, results, start, begun, end)
 
     def collected(self, batch: RunBatch, held: Batch, launched: Launched, after: Mark | None) -> list[StepResult]:
         """The results of a batch that was launched."""

@@ -156,6 +156,11 @@ class DecoderLM:
         return KVCache(self.config, str(self.device)) if self._paged is None else PagedCache(self._paged.pages)
 
     @property
+    def over_pages(self) -> PagedLayers | None:
+        """The layers that compute over pages, where there are any."""
+        return self._paged
+
+    @property
     def pages(self) -> Pages | None:
         """The pool that its caches lie in; None where each has memory of its own."""
         return None if self._paged is None else self._paged.pages

@@ -72,9 +72,8 @@ class Pages:
             if home in self._gone:
                 raise RuntimeError(f"executor {home!r} was given up, and its KV pages are those of {self._home!r} now")
             if home != self._home:
-                if (
-                    self._home and self._device.type == "cuda"
-                ):  # each has a stream of its own: what the last one queued comes first
+                # Each incarnation has a stream of its own: what the last one queued comes first.
+                if self._home and self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)
                 self._gone.add(self._home)
                 self._home = home

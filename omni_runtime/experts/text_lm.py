@@ -12,15 +12,18 @@ import torch
 
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts import device_draw
+from omni_runtime.experts.ahead import Ahead, Foreseen
 from omni_runtime.experts.base import Launched, Op
 from omni_runtime.experts.decoder import DecoderLM, Given, Ran, Span
 from omni_runtime.experts.decoder_gpu import paged
+from omni_runtime.experts.device_queue import Mark
 from omni_runtime.experts.edits import History, check_ids
 from omni_runtime.experts.kv_cache import Cache
-from omni_runtime.experts.pages import turn
+from omni_runtime.experts.pages import PagedCache, turn
 from omni_runtime.experts.sampling import draw, logprob
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.staging import Reading
+from omni_runtime.experts.steps import From, Step, Steps
 from omni_runtime.weights import smollm2
 from omni_runtime.weights.folder import FolderWeights
 from omni_runtime.weights.folder_tokenizer import folder_tokenizer
@@ -28,32 +31,49 @@ from omni_runtime.weights.llama import LlamaWeights
 from omni_runtime.work import ArStep, Row, StepResult, TensorRef
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Held:
     """What is kept of one loop."""
 
     cache: Cache
     history: History
+    foreseen: Foreseen | None = None  # its next step, if that was queued already
 
 
-class _Queued(NamedTuple):
-    """A batch whose tokens are on their way."""
+class _Telling(NamedTuple):
+    """Rows of a ragged batch that draw, and what they draw."""
+
+    drawing: list[tuple[StepResult, ArStep]]
+    reading: Reading  # tokens, largest logits, and all logits of rows that are to tell of them
+
+    def collect(self, pieces: Sequence[bytes]) -> None:
+        token_R, peak_R, told_RV = self.reading.get()
+        telling = iter(told_RV)
+        for (result, step), token, peak in zip(self.drawing, token_R.tolist(), peak_R.tolist(), strict=True):
+            result.token = device_draw.drawn(token, peak, step.index)
+            result.piece = pieces[token]
+            if step.draw.logprobs >= 0:
+                result.logprobs = logprob(next(telling), token, step.draw.logprobs)
+
+
+@dataclass
+class _Queued:
+    """A batch whose tokens are on their way: rows of one token each, some queued before they were asked for, and others."""
 
     results: list[StepResult]
-    drawing: list[tuple[int, ArStep]]  # rows that draw, by their places
-    reading: Reading  # tokens, largest logits, and all logits of rows that are to tell of them
+    stepped: list[tuple[StepResult, Step, From]]
+    telling: _Telling | None
     pieces: Sequence[bytes]
+    marks: tuple[Mark, Mark] | None = None
 
     def collect(self) -> list[StepResult]:
         """See `base.Launched`."""
-        token_R, peak_R, told_RV = self.reading.get()
-        telling = iter(told_RV)
-        for (i, step), token, peak in zip(self.drawing, token_R.tolist(), peak_R.tolist(), strict=True):
-            result = self.results[i]
-            result.token = device_draw.drawn(token, peak, step.index)
-            result.piece = self.pieces[token]
-            if step.draw.logprobs >= 0:
-                result.logprobs = logprob(next(telling), token, step.draw.logprobs)
+        for result, step, (tokens, row) in self.stepped:
+            drawn, peaks = tokens.read()
+            result.token = device_draw.drawn(drawn[row], peaks[row], step.index)
+            result.piece = self.pieces[result.token]
+        if self.telling is not None:
+            self.telling.collect(self.pieces)
         return self.results
 
 
@@ -68,6 +88,8 @@ class TextLM:
     def __init__(self, model: DecoderLM, pieces: Sequence[bytes]) -> None:
         self.model = model
         self._pieces = pieces
+        layers = None if model.pages is None else model.over_pages
+        self.ahead = None if layers is None else Ahead(Steps(layers), model.config.positions)
         self.ops: Mapping[str, Op] = {"forward": self.forward}
 
     def allot(self, blocks: int, positions: int) -> None:
@@ -145,20 +167,51 @@ class TextLM:
         self, rows: Sequence[Row], steps: Sequence[ArStep], held: Sequence[_Held], spans: Sequence[Span], slots: Slots
     ) -> Launched:
         """With pages: everything goes to the device in one copy, and tokens are drawn there."""
+        assert self.ahead is not None
         for span in spans:
             self.model.check(span)
-        for mine, step in zip(held, steps, strict=True):
+        foreseen = [mine.foreseen for mine in held]
+        singles = [_single(step, mine) for step, mine in zip(steps, held, strict=True)]
+        for mine, step, span in zip(held, steps, spans, strict=True):
             mine.history.write(step.start, step.tokens)
+            mine.foreseen = None
+            mine.cache.reserve(step.start + span.count)
+        given = [
+            None if one is None or row.fork is not None else self.ahead.take(one, was)
+            for one, was, row in zip(singles, foreseen, rows, strict=True)
+        ]
+        results = [StepResult() for _ in rows]
+        rest = [i for i, found in enumerate(given) if found is None]
+        telling, last = None, None
+        if any(singles[i] is None for i in rest):
+            telling = self._ragged([(rows[i], steps[i], held[i], spans[i], results[i]) for i in rest], slots)
+        elif rest:
+            for i, found in zip(rest, self.ahead.run([one for i in rest if (one := singles[i]) is not None]), strict=True):
+                given[i] = last = found
+        both = enumerate(zip(singles, given, strict=True))
+        stepped = [(i, one, found) for i, (one, found) in both if one is not None and found is not None]
+        for i, one, _ in stepped:
+            held[i].cache.length = one.start + 1
+        if telling is None:  # among prompts a step of its own would read all weights once more
+            nexts = self.ahead.foresee([one for _, one, _ in stepped], [found for _, _, found in stepped])
+            for (i, _, _), after in zip(stepped, nexts, strict=True):
+                held[i].foreseen = after
+            last = last or stepped[-1][2]
+        queued = [(results[i], one, found) for i, one, found in stepped]
+        return _Queued(results, queued, telling, self._pieces, None if last is None else last.tokens.marks)
+
+    def _ragged(self, batch: Sequence[tuple[Row, ArStep, _Held, Span, StepResult]], slots: Slots) -> _Telling:
+        """Prompts, chunks and steps that want more than a token, in one pass."""
+        rows, steps, held, spans, results = zip(*batch, strict=True)
         drawing = [i for i, step in enumerate(steps) if step.index >= 0]
         hows, indices = [steps[i].draw for i in drawing], [steps[i].index for i in drawing]
         told = np.array([at for at, how in enumerate(hows) if how.logprobs >= 0], np.int64)
         brought = device_draw.arrays(hows, indices, [held[i].history for i in drawing]) | {"told": told}
         ran = self.model.run(spans, self.taps_of(steps), brought)
-        results = [StepResult() for _ in rows]
         self._keep(rows, steps, ran, results, slots)
         token_R, peak_R = device_draw.draw_there(ran.logits_RV, ran.brought)
         reading = Reading(token_R, peak_R, ran.logits_RV[ran.brought["told"]] if len(told) else ran.logits_RV[:0])
-        return _Queued(results, [(i, steps[i]) for i in drawing], reading, self._pieces)
+        return _Telling([(results[i], steps[i]) for i in drawing], reading)
 
     def _keep(self, rows: Sequence[Row], steps: Sequence[ArStep], ran: Ran, results: Sequence[StepResult], slots: Slots) -> None:
         """Fills in what others read of the steps."""
@@ -206,6 +259,15 @@ class TextLM:
         token = draw(logits_V, step.draw, step.index, held.history)
         told = logprob(logits_V, token, step.draw.logprobs) if step.draw.logprobs >= 0 else None
         return StepResult(token=token, piece=self._pieces[token], logprobs=told)
+
+
+def _single(step: ArStep, held: _Held) -> Step | None:
+    """A step of one token, of which only the next one is wanted, drawn without looking at others; None: it is another."""
+    plain = len(step.tokens) == 1 and step.index >= 0 and step.draw.edits is None and step.draw.logprobs < 0
+    if not plain or step.hidden or step.inner or step.insets or step.positions is not None:
+        return None
+    assert isinstance(held.cache, PagedCache)
+    return Step(held.cache, step.start, step.start + step.shift, step.tokens[0], step.draw, step.index)
 
 
 @dataclass(frozen=True)

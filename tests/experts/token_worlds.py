@@ -39,18 +39,18 @@ def result(of: Any, rows: Sequence[Row]) -> list[StepResult]:
     return verified(of if isinstance(of, list) else of.collect(), rows)
 
 
-def straight(expert: TextLM, prompt: Sequence[int], how: Draw, count: int) -> list[StepResult]:
-    """What a request draws that is alone."""
-    key = (expert.model.config, tuple(prompt), how, count)
+def straight(expert: TextLM, prompt: Sequence[int], how: Draw, count: int, first: int = 0) -> list[StepResult]:
+    """What a request draws that is alone: tokens first .. first+count, the ones before being the last of the prompt."""
+    key = (expert.model.config, tuple(prompt), how, count, first)
     if key not in KNOWN:
-        KNOWN[key] = _straight(expert, prompt, how, count)
+        KNOWN[key] = _straight(expert, prompt, how, count, first)
     return KNOWN[key]
 
 
-def _straight(expert: TextLM, prompt: Sequence[int], how: Draw, count: int) -> list[StepResult]:
+def _straight(expert: TextLM, prompt: Sequence[int], how: Draw, count: int, first: int) -> list[StepResult]:
     slots, known, found = Slots("alone#1"), list(prompt), []
     part = known
-    for index in range(count):
+    for index in range(first, first + count):
         row = Row(0, "think", len(part), 0, (), ArStep(len(known) - len(part), tuple(part), index, how))
         (one,) = result(expert.forward([row], slots), [row])
         found.append(one)
@@ -81,14 +81,22 @@ class World:
         oracle: the same weights without.
         seed: of all that happens.
         ways: how requests draw.
-        steady: share of turns in which everybody who can takes one step, which is what decoding looks like.
+        forced: how often a token is not the one that was drawn.
+        steady: share of turns in which everybody goes as far as is known, which is what decoding looks like.
     """
 
     def __init__(
-        self, expert: TextLM, oracle: TextLM, seed: int, ways: Sequence[dict[str, Any]] = WAYS, steady: float = 0.4
+        self,
+        expert: TextLM,
+        oracle: TextLM,
+        seed: int,
+        ways: Sequence[dict[str, Any]] = WAYS,
+        steady: float = 0.4,
+        forced: float = 0.02,
     ) -> None:
         self.expert, self.oracle, self.rng, self.ways, self.steady = expert, oracle, random.Random(seed), ways, steady
         assert expert.model.pages is not None
+        self.forced = forced
         self.dealer = Dealer(expert.model.pages.blocks, seed)
         self.slots = Slots("cpu0#1")
         self.lines: dict[int, Line] = {}
@@ -102,7 +110,7 @@ class World:
         prompt = prompt + random_tokens(rng.randrange(1, 12), seed=self.runs)
         how = Draw(seed=self.runs, node=2, **rng.choice(self.ways))
         count = rng.randrange(1, 30)
-        answer = straight(self.oracle, prompt, how, count)
+        answer = list(straight(self.oracle, prompt, how, count))
         self.lines[self.runs] = Line(self.runs, prompt, how, answer, list(prompt))
 
     def drop(self, line: Line, gone: bool = True) -> None:
@@ -112,6 +120,12 @@ class World:
         line.cached = line.sent = 0
         if gone:
             del self.lines[line.run]
+
+    def force(self, line: Line) -> None:
+        """Another token stands where the last one was drawn, and the answer goes on from there."""
+        line.known[-1] = (line.known[-1] + 1 + self.rng.randrange(90)) % 97
+        have, count = len(line.known) - len(line.prompt), len(line.answer)
+        line.answer[have:] = straight(self.oracle, line.known, line.how, count - have, have)
 
     def row(self, line: Line, size: int) -> Row:
         """The next step of a request."""
@@ -165,8 +179,10 @@ class World:
                 self.drop(line)
             elif rng.random() < 0.03:
                 self.drop(line, gone=False)
+            elif rng.random() < self.forced and line.cached >= len(line.prompt) and len(line.known) > len(line.prompt):
+                self.force(line)
         if rng.random() < self.steady:
-            chosen, sizes = list(self.lines.values()), (1,)
+            chosen, sizes = list(self.lines.values()), (1000,)
         else:
             chosen, sizes = [line for line in self.lines.values() if rng.random() < 0.7], (1, 1, 4, 30)
         rng.shuffle(chosen)
