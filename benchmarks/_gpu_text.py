@@ -202,7 +202,9 @@ def invariant(scene: Scene) -> Iterator[Row]:
     weights, folder = model(scene)
     card, program = served(weights, folder, "paged" if scene.tiny else "auto")
     count, length, new = (3, 8, 5) if scene.tiny else (16, 100, 64)
-    given = [prompt[: length - 3 * i] for i, prompt in enumerate(prompts(count, length, 272 if folder and scene.tiny else 49_152))]
+    given = [
+        prompt[: length - 3 * i] for i, prompt in enumerate(prompts(count, length, 272 if folder and scene.tiny else 49_152))
+    ]
     how = {"temperature": 0.8, "logprobs": 2}
     seconds: dict[bool, float] = {}
     for mode in (True, False):

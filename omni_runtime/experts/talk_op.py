@@ -80,6 +80,7 @@ class TalkOp(ABC):
     def __init__(self, talker: Talks, opening: int, sizes: tuple[int, ...], turns: bool) -> None:
         self._talks, self._opening, self._sizes, self._turns = talker, opening, sizes, turns
         self.ops: Mapping[str, Op] = {"talk": self.talk}
+        self.invariant, self.varies = frozenset(self.ops if talker.model.exact else ()), talker.model.varies
 
     @abstractmethod
     def vectors(self, steps: Sequence[TalkStep], slots: Slots) -> torch.Tensor:

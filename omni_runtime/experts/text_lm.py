@@ -91,6 +91,7 @@ class TextLM:
         layers = None if model.pages is None else model.over_pages
         self.ahead = None if layers is None else Ahead(Steps(layers), model.config.positions)
         self.ops: Mapping[str, Op] = {"forward": self.forward}
+        self.invariant, self.varies = frozenset(self.ops if model.exact else ()), model.varies
 
     def allot(self, blocks: int, positions: int) -> None:
         """The executor's pool: so many blocks of so many positions.
