@@ -187,6 +187,10 @@ def omni(scene: Scene) -> Iterator[Row]:
         yield {"name": kind, "ok": None, "seconds": median(seconds[scene.device]), "first_s": seconds[scene.device][0]}
 
 
+def _listed(items: Any) -> list[tuple[int, ...]]:
+    return [tuple(int(x) for x in np.atleast_1d(item)) for item in items]
+
+
 def _messages() -> list[Any]:
     dice = np.random.default_rng(5)
     picture = {"type": "image", "image": dice.integers(0, 256, (17, 30, 3)).astype(np.uint8)}

@@ -1,9 +1,9 @@
 """Parts of `gpu.py` that are about text: greedy decode, and batch-invariant mode.
 
-The model is SmolLM2-135M (30 x 576, a vocabulary of 49,152): its own weights where a file or the package is there, else random ones
-of its shape, which take the same time. Tokens are held against logits of another's forward pass over prompt and answer: transformers
-on the same device in float32 where it is installed, else our own decoder of torch's ops on the CPU. A token may be as far below the
-largest logit as `MARGIN` times the deviation of the logits: weights are stored in bfloat16, and sums are taken in another order.
+The model is SmolLM2-135M (30 x 576, a vocabulary of 49,152): its own weights where a file or the package is there, else random
+ones of its shape, which take the same time. Tokens are held against logits of another's pass over prompt and answer: transformers
+on the same device in float32 where it is installed, else our own decoder of torch's ops on the CPU. A token may be as far below
+the largest logit as `MARGIN` deviations: weights are stored in bfloat16, and sums are taken in another order.
 """
 
 from __future__ import annotations

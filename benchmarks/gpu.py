@@ -5,7 +5,7 @@
     python benchmarks/gpu.py --pack .gpu        what a bare machine lacks: wheels and a tiny Stable Diffusion 3
 
 Each part is a process of its own, since an illegal access takes a process's GPU with it; one that fails or is late is written
-down, and the next one begins. `gpu.jsonl` and `gpu.md` go to $OUT, if there is such a folder. Parts, in this order: `_gpu_parts.py`.
+down, and the next one begins. `gpu.jsonl` and `gpu.md` go to $OUT, if there is such a folder. Parts: `_gpu_parts.py`.
 Without a GPU it says so and ends well.
 
 On the machine that this workplace lends, whose checkout has no packages of ours (README.md of this folder tells what is carried):
@@ -33,9 +33,7 @@ sys.path.insert(0, str(ROOT))
 import omni_runtime  # noqa: E402
 
 assert omni_runtime
-sys.path[:] = [
-    entry for entry in sys.path if Path(entry or ".").resolve() != ROOT
-]  # or transformers takes kernels/ for a package
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]  # there is kernels/, a name of transformers
 
 from _gpu_parts import PARTS, Scene  # noqa: E402
 
@@ -168,12 +166,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument("--seconds", type=float, default=LIMIT, help="of all parts together")
-    parser.add_argument(
-        "--sd3", type=Path, help="folder of a tiny Stable Diffusion 3; without it one is made, which needs diffusers"
-    )
-    parser.add_argument(
-        "--smollm2", type=Path, help="its GGUF file; without it, and without the package, a random one of its shape"
-    )
+    parser.add_argument("--sd3", type=Path, help="folder of a tiny Stable Diffusion 3; one is made where there is diffusers")
+    parser.add_argument("--smollm2", type=Path, help="its GGUF file; else that of the package, or a random model of its shape")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="put there what a bare machine lacks, and end")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

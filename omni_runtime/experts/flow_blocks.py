@@ -1,7 +1,7 @@
 """Which block of frames stands beside which, for layers of a flow that look at their neighbours.
 
-Strands of a batch are whole blocks, one strand after the other. What a layer reads of it are `tables`, made on the host and sent to
-the device with the rest of a batch.
+Strands of a batch are whole blocks, one strand after the other. What layers read of it are `tables`, made on the host and sent
+to the device with the rest of a batch.
 
 Suffixes: T frames of all strands, N blocks of all strands, B frames of a block, H heads, E head dimension.
 """
