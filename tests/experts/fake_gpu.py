@@ -372,10 +372,11 @@ class FakeGpu:
         """Remembers an op while a graph is recorded: it is done again into the same memory."""
         if self.recording is None or func._schema.name.startswith(("aten::empty", "aten::new_empty")):
             return
-        if _views(func):
-            return  # it shows what it showed
         kept = [x for x in tree_flatten(made)[0] if isinstance(x, torch.Tensor)]
-        mine = {id(x) for x in tree_flatten((args, kwargs))[0]}
+        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        mine, places = {id(x) for x in given}, {x.untyped_storage().data_ptr() for x in given}
+        if _views(func) and all(x.untyped_storage().data_ptr() in places for x in kept):
+            return  # it shows what it showed; a `reshape` that had to copy does not
 
         def again() -> None:
             new = [x for x in tree_flatten(func(*args, **kwargs))[0] if isinstance(x, torch.Tensor)]
