@@ -39,7 +39,7 @@ ROOT = HERE.parents[1]
 
 # Ops whose result has a size that only the device knows.
 WAITING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "is_nonzero", "istft"}
-WAITING |= {"allclose", "argwhere", "_local_scalar_dense", "item", "tensor_split", "combinations"}
+WAITING |= {"allclose", "argwhere", "_local_scalar_dense", "item", "combinations"}
 MOVES = {"to", "_to_copy", "cuda", "cpu"}
 # Ops that take a number which lies on the host beside tensors of the device.
 WITH_NUMBER = {"fill_", "fill", "masked_fill", "masked_fill_", "where", "clamp", "clamp_", "index_put_", "index_put"}
