@@ -13,7 +13,7 @@ test check fast: export OMP_NUM_THREADS ?= 1
 # Nothing is ever fetched from a hub: weights come from packages.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test check lint types fast bench worlds clean
+.PHONY: help demo test check lint types fast bench gpu worlds clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make check   formatting, lint, strict types of the built wheel, fast tests"
 	@echo "make worlds  N=1000 SEED=0: random worlds around the core, in which everything goes wrong"
 	@echo "make bench   the measurements in benchmarks/"
+	@echo "make gpu     on a machine with a GPU: whether all is right there, and how fast; under ten minutes"
 	@echo "make clean   forget .venv and everything that was built"
 
 demo: .venv/demo.stamp
@@ -54,6 +55,11 @@ worlds: .venv/test.stamp
 
 bench: .venv/test.stamp
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(PY) "$$file"; done
+
+# Without a GPU it says so. GPU_ARGS="--rehearse" runs the same script at tiny sizes on a CPU.
+GPU_ARGS ?=
+gpu: .venv/test.stamp
+	$(PY) benchmarks/gpu.py $(GPU_ARGS)
 
 clean:
 	rm -rf .venv .build build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

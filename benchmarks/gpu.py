@@ -37,6 +37,7 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 
 from _gpu_parts import PARTS, Scene  # noqa: E402
 
+GRACE = 15.0  # seconds after its time that a part has to end by itself
 LIMIT = 560.0  # seconds of all parts together: a command on the lent machine has 600
 WHEELS = (
     "pydantic",
@@ -93,28 +94,28 @@ def rows_of(part: str, scene: Scene) -> Iterator[dict[str, Any]]:
 def apart(part: str, seconds: float, given: list[str]) -> Iterator[dict[str, Any]]:
     """The rows of a part in a process of its own, which ends when its time is over."""
     command = [sys.executable, __file__, "--part", part, "--seconds", f"{seconds:.0f}", *given]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None and child.stderr is not None
     said: list[str] = []
-    listener = threading.Thread(target=lambda: said.extend(child.stderr or []), daemon=True)
-    listener.start()
-    late = threading.Timer(seconds + 15.0, child.kill)  # parts stop by themselves; this is for one that hangs
-    late.start()
     start = time.monotonic()
-    try:
-        for line in child.stdout:
-            try:
-                row = json.loads(line)
-            except ValueError:  # somebody's remark
-                print(line, end="", flush=True)
-                continue
-            yield row
-        code = child.wait()
-    finally:
-        late.cancel()
-        if child.poll() is None:
-            child.kill()
-    listener.join(5.0)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        listener = threading.Thread(target=lambda: said.extend(child.stderr or []), daemon=True)
+        listener.start()
+        late = threading.Timer(seconds + GRACE, child.kill)  # parts stop by themselves; this is for one that hangs
+        late.start()
+        try:
+            for line in child.stdout:
+                try:
+                    row = json.loads(line)
+                except ValueError:  # somebody's remark
+                    print(line, end="", flush=True)
+                    continue
+                yield row
+        finally:
+            late.cancel()
+            if child.poll() is None and sys.exc_info()[0] is not None:
+                child.kill()
+            code = child.wait()
+            listener.join(5.0)
     if code:
         why = "too late" if code == -9 and time.monotonic() - start > seconds else f"its process ended with {code}"
         yield {"part": part, "name": "failed", "ok": False, "problem": why, "trace": "".join(said)[-3000:]}

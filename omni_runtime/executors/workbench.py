@@ -64,9 +64,13 @@ def build_all(
         import torch
 
         try:
-            torch.empty(0, device=device)
+            kind = torch.empty(0, device=device).device.type
         except (RuntimeError, AssertionError) as e:
-            raise CardError(f"device={device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
+            reason = str(e).splitlines()[0][:120]
+            remedy = "take device='cpu', or a torch that is built for this machine's GPU, if nvidia-smi or rocm-smi shows one"
+            raise CardError(f"device={device!r}: torch cannot use it here: {reason}; {remedy}") from None
+        if kind not in ("cpu", "cuda"):
+            raise CardError(f"device={device!r}: experts compute on 'cpu' and 'cuda' (which is also AMD's, by ROCm)")
         if threads is not None:
             torch.set_num_threads(threads)
     found = {name: build(name, spec, device) for name, spec in specs.items()}
