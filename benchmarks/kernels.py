@@ -152,7 +152,7 @@ def expert_ops(make: Maker) -> Iterator[Case]:
         read = len(expert.unique()) / experts * size_of(up, down)
 
         def op(form: str, x: torch.Tensor = x, expert: torch.Tensor = expert, weight: torch.Tensor = weight) -> torch.Tensor:
-            return kernels.fused_moe(x, up, down, expert, weight, form)
+            return kernels.fused_moe(x, up, down, expert, weight, form=form)
 
         yield Case(
             f"fused_moe, {tokens} tokens", op, read + 2 * size_of(x), 6 * expert.numel() * width * features, compiles=False
@@ -220,7 +220,7 @@ def sound_ops(make: Maker) -> Iterator[Case]:
     block = ConvNeXt(make.normal(channels, 7), *vectors[:3], up, make.normal(4 * channels), down, *vectors[3:5])
 
     def convnext(form: str) -> Any:
-        return kernels.convnext_block(x, state[..., :6], block, form)[0]
+        return kernels.convnext_block(x, state[..., :6], block, form=form)[0]
 
     yield Case("convnext_block", convnext, 3 * size_of(x) + size_of(up, down), 16 * each)
 

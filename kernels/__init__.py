@@ -14,8 +14,25 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
-from omni_runtime.kernels import adaln, attention, conv, convnext, euler, joint, kv, moe, norm, rope, sample, snake, swiglu
+from omni_runtime.kernels import (
+    adaln,
+    attention,
+    conv,
+    convnext,
+    euler,
+    joint,
+    kv,
+    matrix,
+    moe,
+    norm,
+    rope,
+    sample,
+    snake,
+    swiglu,
+)
 from omni_runtime.kernels.attention import Plan as Plan
+from omni_runtime.kernels.attention import Sizes as Sizes
+from omni_runtime.kernels.attention import bucket as bucket
 from omni_runtime.kernels.attention import plan as plan
 from omni_runtime.kernels.conv import pack as pack
 from omni_runtime.kernels.conv import pack_transposed as pack_transposed
@@ -74,6 +91,17 @@ def add_rms_norm(
     from omni_runtime.kernels import norm_triton
 
     return norm_triton.add_rms_norm(x_RD, residual_RD, weight_D, eps)
+
+
+def product(
+    x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, form: str | None = None
+) -> torch.Tensor:
+    """x weightᵀ + bias; in Triton a row is the same to the bit beside any others. See `matrix.product`."""
+    if choose(x_TK, form) == "torch":
+        return matrix.product(x_TK, weight_NK, bias_N)
+    from omni_runtime.kernels import matrix_triton
+
+    return matrix_triton.product(x_TK, weight_NK, bias_N)
 
 
 def silu_mul(x: torch.Tensor, form: str | None = None) -> torch.Tensor:
@@ -172,14 +200,15 @@ def fused_moe(
     down_XDF: torch.Tensor,
     expert_TC: torch.Tensor,
     weight_TC: torch.Tensor,
+    invariant: bool = False,
     form: str | None = None,
 ) -> torch.Tensor:
     """The MLP of a mixture of experts, after its router. See `moe.fused_moe`."""
     if choose(x_TD, form) == "torch":
-        return moe.fused_moe(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC)
+        return moe.fused_moe(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC, invariant)
     from omni_runtime.kernels import moe_triton
 
-    return moe_triton.fused_moe(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC)
+    return moe_triton.fused_moe(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC, invariant)
 
 
 def draw_tokens(
@@ -272,10 +301,12 @@ def causal_transposed_conv(
     return conv_triton.causal_transposed_conv(x_NCL, state_NCP, weight_JQC, stride, bias_O, snake)
 
 
-def convnext_block(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt, form: str | None = None) -> Pair:
+def convnext_block(
+    x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt, invariant: bool = False, form: str | None = None
+) -> Pair:
     """A causal ConvNeXt block that goes on where the last chunk ended. See `convnext.convnext_block`."""
     if choose(x_NCL, form) == "torch":
-        return convnext.convnext_block(x_NCL, state_NCP, weights)
+        return convnext.convnext_block(x_NCL, state_NCP, weights, invariant)
     from omni_runtime.kernels import convnext_triton
 
-    return convnext_triton.convnext_block(x_NCL, state_NCP, weights)
+    return convnext_triton.convnext_block(x_NCL, state_NCP, weights, invariant)

@@ -136,8 +136,8 @@ def paged_attention(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Ten
     q_THE = q_THE if q_THE.stride(2) == 1 else q_THE.contiguous()
     groups = heads // batch.group
     small, large = tile_rows(batch.group)
-    parts = torch.empty((batch.slots, groups, small, features), dtype=torch.float32, device=q_THE.device)
-    peaks = torch.empty((batch.slots, groups, small), dtype=torch.float32, device=q_THE.device)
+    parts = torch.empty((batch.sizes.slots, groups, small, features), dtype=torch.float32, device=q_THE.device)
+    peaks = torch.empty((batch.sizes.slots, groups, small), dtype=torch.float32, device=q_THE.device)
     shapes = {"GROUP": batch.group, "SMALL": small, "BLOCK_E": max(triton.next_power_of_2(features), 16)}
     strides = (q_THE.stride(0), q_THE.stride(1), k_NPGE.stride(0), v_NPGE.stride(0), batch.blocks_RB.stride(0))
     window = batch.window or 2**30  # positions are smaller
@@ -147,7 +147,7 @@ def paged_attention(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Ten
     _kernel[(len(batch.tiles_W5), groups)](
         *inputs, out_THE, parts, peaks, heads, *strides, *sizes, **shapes, LARGE=large, **launch
     )  # fmt: skip
-    if batch.slots:
+    if batch.sizes.merges:
         merges = (batch.merges_M4, parts, peaks, out_THE, heads, features)
         _merge[(len(batch.merges_M4), groups)](*merges, **shapes, num_warps=4, enable_fp_fusion=False)
     return out_THE

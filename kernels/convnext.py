@@ -28,6 +28,7 @@ class ConvNeXt(NamedTuple):
     eps: float = 1e-6  # of the norm
 
 
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Depthwise = Callable[[torch.Tensor, torch.Tensor, ConvNeXt], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -49,18 +50,24 @@ def depthwise_norm(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNe
 
 
 def convnext_block(
-    x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt, depthwise: Depthwise = depthwise_norm
+    x_NCL: torch.Tensor,
+    state_NCP: torch.Tensor,
+    weights: ConvNeXt,
+    invariant: bool = False,
+    depthwise: Depthwise = depthwise_norm,
+    linear: Linear = F.linear,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x + gamma · down(gelu(up(norm(depthwise(x))))): [N, C, L], and the state for the next chunk.
 
-    The two matrix products are the device's own library, in the dtype of x.
+    The two matrix products are `linear`, in the dtype of x: the device's own library, or with `invariant` in the Triton form
+    `matrix_triton.product`, with which a sequence is the same to the bit beside any others.
 
     Raises:
         ValueError: shapes do not fit.
     """
     normed_NLC, state_NCP = depthwise(x_NCL, state_NCP, weights)
-    hidden_NLF = F.gelu(F.linear(normed_NLC, weights.up_FC, weights.up_bias_F))
-    change_NLC = F.linear(hidden_NLF, weights.down_CF, weights.down_bias_C)
+    hidden_NLF = F.gelu(linear(normed_NLC, weights.up_FC, weights.up_bias_F))
+    change_NLC = linear(hidden_NLF, weights.down_CF, weights.down_bias_C)
     return torch.addcmul(x_NCL, weights.gamma_C[:, None], change_NLC.transpose(1, 2)), state_NCP
 
 

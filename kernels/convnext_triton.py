@@ -6,11 +6,13 @@ What it writes is what the matrix products read, tokens by channels. Definition:
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from omni_runtime.kernels import convnext
 from omni_runtime.kernels.conv import extend
 from omni_runtime.kernels.convnext import ConvNeXt, check
+from omni_runtime.kernels.matrix_triton import product
 
 WIDEST = 4096  # channels
 
@@ -60,9 +62,11 @@ def depthwise_norm(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNe
     return out_NLC, state_NCP
 
 
-def convnext_block(x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt) -> tuple[torch.Tensor, torch.Tensor]:
+def convnext_block(
+    x_NCL: torch.Tensor, state_NCP: torch.Tensor, weights: ConvNeXt, invariant: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As `convnext.convnext_block`, with the fused beginning."""
-    return convnext.convnext_block(x_NCL, state_NCP, weights, depthwise_norm)
+    return convnext.convnext_block(x_NCL, state_NCP, weights, invariant, depthwise_norm, product if invariant else F.linear)
 
 
 def settings(channels: int) -> dict[str, int]:

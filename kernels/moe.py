@@ -12,7 +12,12 @@ from omni_runtime.kernels.swiglu import silu_mul
 
 
 def fused_moe(
-    x_TD: torch.Tensor, gate_up_XMD: torch.Tensor, down_XDF: torch.Tensor, expert_TC: torch.Tensor, weight_TC: torch.Tensor
+    x_TD: torch.Tensor,
+    gate_up_XMD: torch.Tensor,
+    down_XDF: torch.Tensor,
+    expert_TC: torch.Tensor,
+    weight_TC: torch.Tensor,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """Σ weight · down(silu(gate) · up) over a token's chosen experts, [T, D].
 
@@ -22,6 +27,8 @@ def fused_moe(
         down_XDF: same dtype.
         expert_TC: int32 or int64; an expert that is not there (-1 on purpose) adds nothing.
         weight_TC: float32.
+        invariant: the Triton form takes one setting for any number of tokens, so that a token is the same to the bit beside any
+            others. The definition promises a value and no order.
 
     Returns:
         The dtype of x. Products are summed in float32, the gated features rounded to the dtype of x, the sum over experts is

@@ -87,7 +87,12 @@ def _sum(parts, experts, out, choices, width, count, BLOCK: tl.constexpr):
 
 
 def fused_moe(
-    x_TD: torch.Tensor, gate_up_XMD: torch.Tensor, down_XDF: torch.Tensor, expert_TC: torch.Tensor, weight_TC: torch.Tensor
+    x_TD: torch.Tensor,
+    gate_up_XMD: torch.Tensor,
+    down_XDF: torch.Tensor,
+    expert_TC: torch.Tensor,
+    weight_TC: torch.Tensor,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """As `moe.fused_moe`. Tokens may be strided; weights are contiguous or copied. Never waits for the device."""
     check(x_TD, gate_up_XMD, down_XDF, expert_TC, weight_TC)
@@ -98,7 +103,7 @@ def fused_moe(
         return out_TD.zero_()
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     pairs = tokens * choices
-    launch = settings(pairs, experts, x_TD.element_size())
+    launch = settings(pairs, experts, x_TD.element_size(), invariant)
     order_P, tiles_W3 = sort(expert_TC, experts, launch["BLOCK_M"])
     hidden_PF = torch.empty((pairs, features), dtype=x_TD.dtype, device=x_TD.device)
     parts_PD = torch.empty((pairs, width), dtype=torch.float32, device=x_TD.device)
@@ -131,11 +136,12 @@ def sort(expert_TC: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor
     return order_P, tiles_W3.int().contiguous()
 
 
-def settings(pairs: int, experts: int, bytes_each: int) -> dict[str, int]:
-    """Launch settings: tiles of 16 pairs where an expert has few, of 64 where it has 32 or more on average.
+def settings(pairs: int, experts: int, bytes_each: int, invariant: bool) -> dict[str, int]:
+    """Launch settings: tiles of 16 pairs where an expert has few, of 64 where it has 32 or more on average, or always: 16 rows
+    take mma on sm_90 and 64 wgmma, whose sums need not agree to the bit.
 
     In float32, which no matrix instruction takes exactly, always few, and half as much at once: sm_80 spilled 88 registers.
     """
-    many = pairs >= 32 * experts and bytes_each < 4
+    many = (invariant or pairs >= 32 * experts) and bytes_each < 4
     shapes = {"BLOCK_M": 64 if many else 16, "BLOCK_N": 64, "BLOCK_K": 32 if bytes_each == 4 else 64}
     return {**shapes, "num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}

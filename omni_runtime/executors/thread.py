@@ -73,7 +73,7 @@ class ThreadExecutor:
             OmniError: a card, a checkpoint or a missing package.
         """
         self._report = report
-        self.experts.update(build_all(self.specs, self.device, self.threads, self.exact))
+        self.experts.update(build_all(self.specs, self.up.pools, self.device, self.threads, self.exact))
         self._open()
         return self.up
 

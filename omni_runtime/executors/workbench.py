@@ -41,11 +41,17 @@ def build(name: str, spec: ExpertSpec, device: str) -> Expert:
 
 
 def build_all(
-    specs: Mapping[str, ExpertSpec], device: str, threads: int | None = None, exact: Exact | None = None
+    specs: Mapping[str, ExpertSpec],
+    pools: Mapping[str, int],
+    device: str,
+    threads: int | None = None,
+    exact: Exact | None = None,
 ) -> dict[str, Expert]:
     """All experts of an executor, by name.
 
     Args:
+        specs: their lines on their cards.
+        pools: KV blocks, for those that keep some.
         device: as torch names it.
         threads: of torch on a CPU, a setting of the whole process; None leaves it.
         exact: what is asked of them in batch-invariant mode; None: that is off.
@@ -72,6 +78,9 @@ def build_all(
                 f"expert {name!r}, op {short[0]!r}: batch_invariant=True needs results that do not depend on how much work is "
                 f"granted at once, and these do: {why}"
             )
+    for name, expert in found.items():
+        if name in pools and (allot := getattr(expert, "allot", None)) is not None:
+            allot(pools[name], specs[name].block)
     return found
 
 
@@ -161,7 +170,8 @@ class Workbench:
             self.ended = time.perf_counter()
             return Answer(self.name, batch.batch, results, self.ended - start)
         held.stay()
-        return Flying(self, batch, held, results, start, begun, None if queue is None else queue.mark(timed=True))
+        begun, end = getattr(results, "marks", None) or (begun, None if queue is None else queue.mark(timed=True))
+        return Flying(self, batch, held, results, start, begun, end)
 
     def collected(self, batch: RunBatch, held: Batch, launched: Launched, after: Mark | None) -> list[StepResult]:
         """The results of a batch that was launched."""

@@ -41,6 +41,7 @@ class Config(msgspec.Struct):
 
     name: str
     experts: dict[str, ExpertSpec]
+    pools: dict[str, int]
     device: str
     threads: int | None
     slots: int
@@ -108,7 +109,7 @@ def _serve(boot: Boot) -> None:
         with warnings.catch_warnings(record=True) as noted:
             from omni_runtime.executors.workbench import Workbench, build_all
 
-            experts = build_all(config.experts, config.device, config.threads, config.exact)
+            experts = build_all(config.experts, config.pools, config.device, config.threads, config.exact)
             mode = config.exact is not None
             bench = Workbench(config.name, experts, config.device, own=True, batch_invariant=mode, threads=config.threads)
     except Exception as error:

@@ -19,6 +19,8 @@ class Launched(Protocol):
     `collect` is called at most once, in the order of the calls, with other batches perhaps queued behind this one: so it queues
     nothing, takes nothing from `slots`, and waits for nothing but its own work (`staging.Reading`). State that must bear that the
     batch raises is replaced there.
+
+    One that queues more than its own work, or had queued that before, has `marks`: where its work begins and ends in the queue.
     """
 
     def collect(self) -> list[StepResult]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.staging import Reading
 from omni_runtime.work import CallStep, Row, StepResult
 
 
@@ -40,19 +40,24 @@ class SD3VAE:
             RequestError: inputs of another shape.
             FloatingPointError: the picture is not finite.
         """
-        return [StepResult(items={"image": [self._picture(row, slots)]}) for row in rows]
+        pictures = [self._picture(row, slots) for row in rows]
+        read = iter(Reading(*(x for pair in pictures for x in pair)).get())
+        results = []
+        for row, levels_HW3, fine in zip(rows, read, read, strict=True):
+            if not bool(fine):
+                raise FloatingPointError(f"request {row.run}, loop {row.loop!r}: the picture is not finite")
+            results.append(StepResult(items={"image": [levels_HW3.numpy()]}))
+        return results
 
-    def _picture(self, row: Row, slots: Slots) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _picture(self, row: Row, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """levels_HW3, and whether they were made of finite numbers."""
         step = row.payload
         if not isinstance(step, CallStep) or len(step.tensors.get("latent", ())) != 1:
             raise RequestError(f"loop {row.loop!r}: op 'decode' needs one tensor in slot 'latent'")
         latent_CYX = slots.read(step.tensors["latent"][0])
         image_3HW = self._decode(latent_CYX[None] / self._scale + self._shift)[0]
-        if not bool(image_3HW.isfinite().all()):
-            raise FloatingPointError(f"request {row.run}, loop {row.loop!r}: the picture is not finite")
         levels_HW3 = ((image_3HW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
-        found: np.ndarray[Any, np.dtype[np.uint8]] = levels_HW3.contiguous().numpy(force=True)
-        return found
+        return levels_HW3.contiguous(), image_3HW.isfinite().all()
 
 
 def build(options: Mapping[str, Any], device: str) -> SD3VAE:

@@ -7,6 +7,7 @@ table of `designs/0024-kernels.md` to the screen.
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import pytest
 assert "TRITON_INTERPRET" not in os.environ
 
 import triton  # noqa: E402
-from absent_gpu import SHARED, TARGETS, measure  # noqa: E402
-from launches import CALLS, ones  # noqa: E402
+from absent_gpu import SHARED, TARGETS, measure, target  # noqa: E402
+from launches import CALLS, meta, ones  # noqa: E402
+from omni_runtime.kernels import matrix_triton  # noqa: E402
 
 FILE = Path(__file__).with_name("budgets.json")
 # Which matrix instruction a kernel must have. Tiles of 16 rows are too small for wgmma; in float32 only AMD's is exact.
@@ -24,6 +26,7 @@ MATRIX = {
     "paged_attention": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
     "joint_attention": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
     "causal": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
+    "product": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
     "fused_moe 2048": {"sm_80": "mma", "sm_90": "wgmma", "gfx942": "mfma"},
     "fused_moe 16": {"sm_80": "mma", "sm_90": "mma", "gfx942": "mfma"},
 }
@@ -65,12 +68,25 @@ def test_sizes_of_one_compile() -> None:
     assert len(measure("sm_90", ones)) > 5
 
 
+@pytest.mark.parametrize("name", ["sm_80", "sm_90"])
+def test_pieces_of_a_product_are_added_one_by_one(name: str) -> None:
+    """Whoever adds them: the same matrix instructions, then one addition an element and piece, never fused into one sum."""
+    code = []
+    for rows in (16, 2048):
+        with target(name) as compiled:
+            matrix_triton.product(meta(rows, 4096), meta(4096, 4096))
+        code.append(compiled[0][1].asm["ptx"])
+    matrices = [len(re.findall(r"mma[._]\S*sync\S*f32", ptx)) for ptx in code]
+    additions = [len(re.findall(r"\badd(?:\.rn)?\.f32", ptx)) for ptx in code]
+    assert matrices[0] == matrices[1] > 0 and additions == [0, 64 * 64 // 128]
+
+
 def test_every_op_is_compiled() -> None:
     """Each public op but the block, which launches what it launches, by a name that begins as its own."""
     from omni_runtime import kernels
 
     ops = [name for name, value in vars(kernels).items() if "form" in getattr(value, "__annotations__", {}) and name != "choose"]
-    assert len(ops) == 17
+    assert len(ops) == 18
     assert [op for op in ops if not any(call.startswith(op) for call in CALLS)] == ["convnext_block"]
     assert json.loads(FILE.read_text())["calls"].keys() == CALLS.keys()
 

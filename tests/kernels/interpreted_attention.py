@@ -44,7 +44,9 @@ def paged(dtype: torch.dtype, case: Case) -> tuple[torch.Tensor, torch.Tensor, t
         for p in range(length):
             cache[mine[p // places], :, p % places] = draw(2, groups, features)
     q = inside_nan(2 * draw(sum(counts), groups * group, features))
-    batch = attention.plan(counts, lengths, blocks, group, window, pad=4)
+    tokens, rows, widest, tiles, merges, slots = attention.plan(counts, lengths, blocks, group, window).sizes
+    sizes = attention.Sizes(tokens, rows + 1, widest + 1, tiles + 2, merges + 1, slots + 1)
+    batch = attention.plan(counts, lengths, blocks, group, window, sizes=sizes)
     return q, cache[:, 0], cache[:, 1], batch
 
 
@@ -95,11 +97,11 @@ def test_neighbours_change_nothing() -> None:
 def test_pieces_of_a_row_are_one_row() -> None:
     """Split and unsplit agree; and splitting happens at all."""
     q, k, v, batch = paged(torch.float32, PAGED[1])
-    blocks = [row.tolist() for row in batch.blocks_RB]
-    assert batch.slots == 4  # window 33 over the last keys of 150 and of 66, each across one cut
+    blocks = [row.tolist() for row in batch.blocks_RB[:3]]
+    assert batch.sizes.slots == 4 + 1  # window 33 over the last keys of 150 and of 66, each across one cut
     attention.PIECE = 4096
     whole = attention.plan(batch.counts, batch.lengths, blocks, 2, 33)
-    assert whole.slots == 0 and len(whole.tiles_W5) == 3
+    assert whole.sizes.slots == 0 and len(whole.tiles_W5) == 3
     torch.testing.assert_close(
         attention_triton.paged_attention(q, k, v, whole, 0.3), attention_triton.paged_attention(q, k, v, batch, 0.3)
     )
@@ -114,7 +116,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
             module.paged_attention(q.half(), k, v, batch, 1.0)
         with pytest.raises(ValueError, match="44 query tokens, the plan has 45"):
             module.paged_attention(q[:-1], k, v, batch, 1.0)
-        with pytest.raises(ValueError, match="a row of 75 tokens, but blocks for 60"):
+        with pytest.raises(ValueError, match="row 1 of 75 tokens has blocks for 60"):
             module.paged_attention(q, k[:, :4].contiguous(), v[:, :4].contiguous(), batch, 1.0)
     with pytest.raises(ValueError, match="contiguous is needed"):
         attention_triton.paged_attention(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, batch, 1.0)

@@ -12,10 +12,10 @@ import torch
 from omni_runtime import kernels
 
 MODULES = {
-    "rms_norm": "norm", "add_rms_norm": "norm", "silu_mul": "swiglu", "rotary": "rope", "norm_rotary": "rope", "store_kv": "kv",
-    "paged_attention": "attention", "joint_attention": "joint", "fused_moe": "moe", "draw_tokens": "sample", "modulate": "adaln",
-    "gate": "adaln", "guided_euler": "euler", "snake_beta": "snake", "causal_conv": "conv", "causal_transposed_conv": "conv",
-    "convnext_block": "convnext",
+    "rms_norm": "norm", "add_rms_norm": "norm", "product": "matrix", "silu_mul": "swiglu", "rotary": "rope",
+    "norm_rotary": "rope", "store_kv": "kv", "paged_attention": "attention", "joint_attention": "joint", "fused_moe": "moe",
+    "draw_tokens": "sample", "modulate": "adaln", "gate": "adaln", "guided_euler": "euler", "snake_beta": "snake",
+    "causal_conv": "conv", "causal_transposed_conv": "conv", "convnext_block": "convnext",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from omni_runtime.kernels import (
     euler_triton,
     joint_triton,
     kv_triton,
+    matrix_triton,
     moe_triton,
     norm_triton,
     rope_triton,
@@ -62,6 +63,10 @@ def joint(features: int) -> None:
     joint_triton.joint_attention(first, second, joint_plan([(4000, 300), (96, 33)], "meta"), 0.1)
 
 
+def product(tokens: int, columns: int = 4096, dtype: torch.dtype = BF16) -> None:
+    matrix_triton.product(meta(tokens, 4096, dtype=dtype), meta(columns, 4096, dtype=dtype), meta(columns, dtype=dtype))
+
+
 def moe(tokens: int, dtype: torch.dtype = BF16) -> None:
     up, down = meta(128, 2 * 768, 2048, dtype=dtype), meta(128, 2048, 768, dtype=dtype)
     moe_triton.fused_moe(meta(tokens, 2048, dtype=dtype), up, down, ints(tokens, 8), real(tokens, 8))
@@ -108,6 +113,7 @@ def ones() -> None:
     kv_triton.store_kv(x, x, meta(1, 1, 1, 1), meta(1, 1, 1, 1), ids)
     attention_triton.paged_attention(x, meta(1, 1, 1, 1), meta(1, 1, 1, 1), plan([1], [1], [[0]], 1, device="meta"), 1.0)
     joint_triton.joint_attention((x, x, x), (x, x, x), joint_plan([(1, 1)], "meta"), 1.0)
+    matrix_triton.product(meta(1, 1), meta(1, 1), meta(1))
     moe_triton.fused_moe(meta(1, 1), wide.view(1, 2, 1), x, ints(1, 1), table)
     draws, changes = collect([Draw(1, 0, edits=Edits(presence=1.0))], [1], [[0]])
     assert changes is not None
@@ -125,6 +131,10 @@ CALLS: dict[str, Callable[[], object]] = {
     "rms_norm 2048": lambda: norm_triton.rms_norm(meta(8, 2048), meta(2048), 1e-6),
     "add_rms_norm 4096": lambda: norm_triton.add_rms_norm(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6),
     "add_rms_norm 16384 fp32": lambda: norm_triton.add_rms_norm(real(8, 16384), real(8, 16384), real(16384), 1e-6),
+    "product 16 rows": lambda: product(16),
+    "product 16 rows, many columns": lambda: product(16, 151_936),
+    "product 2048 rows": lambda: product(2048),
+    "product 2048 rows fp32": lambda: product(2048, dtype=FP32),
     "silu_mul 2x3072": lambda: swiglu_triton.silu_mul(meta(8, 6144)),
     "rotary halves": lambda: rope(pairs=False, normed=False),
     "rotary pairs": lambda: rope(pairs=True, normed=False),
