@@ -70,14 +70,16 @@ class FusedWaves:
         weight_KOC, bias_O = pack(take(f"{at}.conv.weight")), take(f"{at}.conv.bias")
         snake, form = _snake(take, act), self._form
         shape = weight_KOC.shape[2], (len(weight_KOC) - 1) * dilation
-        return _Part(lambda x, tail: causal_conv(x, tail, weight_KOC, bias_O, dilation, snake, form), shape)
+        return _Part(lambda x, tail: causal_conv(x, tail, weight_KOC, bias_O, dilation, snake, form=form), shape)
 
     def _up(self, take: Take, at: str, rate: int, act: str | None = None) -> _Part:
         weight_JQC, bias_O = pack_transposed(take(f"{at}.conv.weight"), rate), take(f"{at}.conv.bias")
         snake, form = _snake(take, act), self._form
         past = len(weight_JQC) - 1
         shape = weight_JQC.shape[2], past
-        return _Part(lambda x, tail: causal_transposed_conv(x, tail, weight_JQC, rate, bias_O, snake, form), shape, past * rate)
+        return _Part(
+            lambda x, tail: causal_transposed_conv(x, tail, weight_JQC, rate, bias_O, snake, form=form), shape, past * rate
+        )
 
     def _block(self, take: Take, at: str) -> _Part:
         form, taps_CK = self._form, take(f"{at}.dwconv.conv.weight")[:, 0]
@@ -93,7 +95,7 @@ class FusedWaves:
             gamma_C=take(f"{at}.gamma"),
             eps=NORM_EPS,
         )
-        return _Part(lambda x, tail: convnext_block(x, tail, weights, form), (taps_CK.shape[0], taps_CK.shape[1] - 1))
+        return _Part(lambda x, tail: convnext_block(x, tail, weights, form=form), (taps_CK.shape[0], taps_CK.shape[1] - 1))
 
     def fresh(self) -> tuple[torch.Tensor, ...]:
         """The tails before the beginning: one tensor [F]."""

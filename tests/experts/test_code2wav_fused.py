@@ -104,12 +104,14 @@ def commits_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reads_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     block = code2wav_fused.convnext_block
-    monkeypatch.setattr(code2wav_fused, "convnext_block", lambda x, *rest: block(x * float(x.isfinite().all()), *rest))
+    monkeypatch.setattr(
+        code2wav_fused, "convnext_block", lambda x, *rest, **form: block(x * float(x.isfinite().all()), *rest, **form)
+    )
 
 
 def forgets_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     conv = code2wav_fused.causal_conv
-    monkeypatch.setattr(code2wav_fused, "causal_conv", lambda x, tail, *rest: conv(x, torch.zeros_like(tail), *rest))
+    monkeypatch.setattr(code2wav_fused, "causal_conv", lambda x, tail, *rest, **form: conv(x, 0 * tail, *rest, **form))
 
 
 PLANTED = {
