@@ -99,6 +99,10 @@ def told(error: Exception) -> str:
     return f"{error!r}{where}"
 
 
+class DeviceLost(BaseException):
+    """The device refuses all work, as after an illegal access: only a new process can use it. Ends the thread or the process."""
+
+
 class Workbench:
     """Carries out messages, all in one thread.
 
@@ -185,8 +189,18 @@ class Workbench:
         return results
 
     def broken(self, batch: RunBatch, error: Exception) -> Broken:
-        """Text only: a kept exception keeps its frames' tensors alive."""
-        return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
+        """Text only: a kept exception keeps its frames' tensors alive.
+
+        Raises:
+            DeviceLost: it was no fault of the batch's that ends with it.
+        """
+        text = f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}"
+        if self.queue is not None and isinstance(error, RuntimeError):  # what torch raises
+            try:
+                self.queue.mark().wait()
+            except RuntimeError:
+                raise DeviceLost(text) from None
+        return Broken(self.name, batch.batch, text)
 
     def _by_row(self, op: Op, rows: Sequence[Row]) -> list[StepResult]:
         """A call for each row. One that raises leaves the states of all as they were: they will be run again."""
