@@ -45,6 +45,7 @@ class Options(Value):
     workers: Mapping[str, tuple[str, ...]] = {}
     hang_after_s: float | None = Field(default=120.0, gt=0.0, allow_inf_nan=False)
     hang_factor: float = Field(default=20.0, ge=1.0, allow_inf_nan=False)
+    batch_invariant: bool = Field(default=False, strict=True)
 
 
 class Runtime:
@@ -76,6 +77,8 @@ class Runtime:
             again, and its requests go on elsewhere or later; None: for ever.
         hang_factor: it may also take so many times what was predicted for it.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
+        batch_invariant: outputs are the same to the bit alone and in any crowd, and after any preemption or loss, on the same
+            machine with the same number of `threads`. It costs speed where pictures and sounds are read or painted.
 
     Raises:
         CardError, CheckpointError, MissingExtra: a card cannot be loaded.
@@ -104,6 +107,7 @@ class Runtime:
         hang_factor: float = 20.0,
         observers: Iterable[Observer] = (),
         record: Recording | str | Path | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         if isinstance(cards, ModelCard | str | Program):
             raise CardError(f"cards: a list of ModelCards is needed, not {str(cards)[:60]!r}; write [card]")
@@ -124,6 +128,7 @@ class Runtime:
             workers=_tuples(workers or {}),
             hang_after_s=hang_after_s,
             hang_factor=hang_factor,
+            batch_invariant=batch_invariant,
         )
         watching = _observers(observers)
         recording = record if record is None or isinstance(record, Recording) else Recording(record)
@@ -146,6 +151,7 @@ class Runtime:
                 slots=slots,
                 threads=threads,
                 reuse=prefix_cache,
+                batch_invariant=batch_invariant,
             )
         self._ids = count(1)
         learned = Costs(seeds(*cards))

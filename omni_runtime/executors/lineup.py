@@ -44,6 +44,7 @@ def lineup(
     slots: int | None = None,
     threads: int | None = None,
     reuse: bool = True,
+    batch_invariant: bool = False,
 ) -> list[Executor]:
     """The host's experts in a thread; the device's in an executor of this kind, or in several.
 
@@ -55,6 +56,7 @@ def lineup(
             while the first is running, and 1 elsewhere.
         workers: executors by name, each with its "card/expert"s; what stands in several is served by all of them.
         replicas: executors with all experts of the device each; not with `workers`.
+        batch_invariant: results are the same to the bit in any company and after any loss (designs/0029-batch-invariant.md).
 
     Raises:
         CardError: an expert that does not exist, or that nobody would host.
@@ -70,14 +72,28 @@ def lineup(
         groups = {f"{name}-{i}": tuple(ours) for i in range(1, replicas + 1)}
     else:
         groups = {name: tuple(ours)}
-    made: list[Executor] = [ThreadExecutor("host#1", host, _pools(cards, host, kv_bytes))] if host else []
+    made: list[Executor] = []
+    if host:
+        exact = _exact(cards, host) if batch_invariant else None
+        made.append(ThreadExecutor("host#1", host, _pools(cards, host, kv_bytes), exact=exact))
     for group, experts in groups.items():
         if not experts:
             continue
         specs = {expert: ours[expert] for expert in experts}
         build = ProcessExecutor if kind == "process" else ThreadExecutor
-        made.append(build(f"{group}#1", specs, _pools(cards, specs, kv_bytes), device, slots, threads, reuse))
+        exact = _exact(cards, specs) if batch_invariant else None
+        made.append(build(f"{group}#1", specs, _pools(cards, specs, kv_bytes), device, slots, threads, reuse, exact))
     return [LoopbackExecutor(one) for one in made] if kind == "loopback" else made
+
+
+def _exact(cards: Sequence[ModelCard], experts: Mapping[str, ExpertSpec]) -> dict[str, tuple[str, ...]]:
+    """By expert, ops whose rows come in granted sizes: running them row by row would not make them exact."""
+    found: dict[str, tuple[str, ...]] = {}
+    for card in cards:
+        for loop in card.loops.values():
+            if (name := f"{card.name}/{loop.expert}") in experts and loop.sized:
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), loop.op)))
+    return found
 
 
 def _checked(workers: Mapping[str, Sequence[str]], ours: Mapping[str, ExpertSpec], replicas: int) -> dict[str, tuple[str, ...]]:

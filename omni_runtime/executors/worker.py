@@ -45,6 +45,7 @@ class Config(msgspec.Struct):
     device: str
     threads: int | None
     slots: int
+    exact: dict[str, tuple[str, ...]] | None  # batch-invariant mode, and what is asked of experts in it
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -108,9 +109,9 @@ def _serve(boot: Boot) -> None:
         with warnings.catch_warnings(record=True) as noted:
             from omni_runtime.executors.workbench import Workbench, build_all
 
-            bench = Workbench(
-                config.name, build_all(config.experts, config.pools, config.device, config.threads), config.device, own=True
-            )
+            experts = build_all(config.experts, config.pools, config.device, config.threads, config.exact)
+            mode = config.exact is not None
+            bench = Workbench(config.name, experts, config.device, own=True, batch_invariant=mode, threads=config.threads)
     except Exception as error:
         if not isinstance(error, errors.OmniError):
             traceback.print_exc()
@@ -143,7 +144,7 @@ def _serve(boot: Boot) -> None:
                 break
             flights.carry(wire.message(data))
             del data  # or the last batch's arrays live until the next one comes
-        if ear in ready:
+        else:  # what is there already is begun before anything is read
             os.read(ear, 1)
             flights.land(landed.get())
     flights.rest()

@@ -61,7 +61,17 @@ def verified(results: object, rows: Sequence[Row]) -> list[StepResult]:
 
 
 class Expert(Protocol):
-    """Resident weights and a few batched ops over them."""
+    """Resident weights and a few batched ops over them.
+
+    It may also have `invariant`, names of ops of which a row's results are the same to the bit in any company and for any
+    granted size when `slots.batch_invariant` is set; and `varies`, a sentence for users on why an op is not among them.
+    """
 
     @property
     def ops(self) -> Mapping[str, Op]: ...
+
+
+def invariant(expert: Expert) -> frozenset[str]:
+    """Ops that an expert says are exact in any company and size; see `Expert`."""
+    found: frozenset[str] = getattr(expert, "invariant", frozenset())
+    return found

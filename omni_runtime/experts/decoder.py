@@ -17,8 +17,7 @@ dimension, V vocabulary, R spans that draw, L layers, N tokens of one span, M of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +28,9 @@ from omni_runtime.errors import CardError, CheckpointError, RequestError
 from omni_runtime.experts.decoder_cpu import CpuLayers
 from omni_runtime.experts.decoder_gpu import Arrays, PagedLayers, paged
 from omni_runtime.experts.kv_cache import Cache, Kept, KVCache
-from omni_runtime.experts.linear import Linear, linear, native
+from omni_runtime.experts.linear import Linear, linear, native, varies
 from omni_runtime.experts.moe import Mlp, gated, mixture, with_shared
+from omni_runtime.experts.one_thread import one_thread
 from omni_runtime.experts.pages import PagedCache, Pages
 from omni_runtime.experts.rotary import Rotary
 from omni_runtime.experts.spans import Given as Given
@@ -105,6 +105,9 @@ class DecoderLM:
         if paged(layout, self.device):
             with torch.inference_mode():
                 self._paged = PagedLayers(config, stored, self.device, dtype)
+            self.exact = self._paged.exact
+            told = f"over pages on {self.device} the definitions in torch compute, whose sums depend on how many rows a call has"
+            self.varies = "" if self.exact else f"{told}; that is exact by Triton's kernels on a GPU: leave batch_invariant out"
             return
         if dtype not in ("auto", "float32"):
             raise CardError(f"dtype={dtype!r}: layout {layout!r} computes in float32; take 'auto', or linear='paged' on a GPU")
@@ -137,6 +140,8 @@ class DecoderLM:
             self._turn = Rotary(config, self.device)
             kind = native(layout, self._embedding_VD)
             self._native = None if kind is None else CpuLayers(config, take, kind)
+            self.exact = kind is not None  # a row tells neither its company nor its chunk, to the bit
+            self.varies = "" if self.exact else varies(self.device, layout)
             self._layers = []
             for i in range(config.layers if kind is None else 0):
                 at = f"model.layers.{i}.self_attn"
@@ -393,20 +398,6 @@ class DecoderLM:
             return out_1HNE[0].transpose(0, 1).reshape(count, heads * head_dim)
 
         return many
-
-
-@contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Ops inside use one thread, where wanted: 3 µs to switch and back."""
-    threads = torch.get_num_threads() if wanted else 1
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _own(span: Span) -> KVCache:

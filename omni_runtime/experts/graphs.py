@@ -61,6 +61,7 @@ def recorder_of(device: torch.device) -> Recorder | None:
 
 @dataclass
 class _Graph:
+    fn: Function  # held, and so is what it closes over: its memory is in the graph
     inputs: dict[str, torch.Tensor]
     outputs: Outputs
     replay: Callable[[], None]
@@ -102,7 +103,8 @@ class Graphs:
         Args:
             key: of all that `fn` depends on beside its inputs and resident weights. Shapes and dtypes follow from it.
             fn: gets tensors by name and returns tensors. It reads nothing else that changes, and does not wait for the device.
-                It is called for the first calls of a key, and once more, or twice, to be captured.
+                Tensors that it closes over live as long as its graph. It is called for the first calls of a key, and once more,
+                or twice, to be captured.
             inputs: on the device; copied.
 
         The outputs stay as they are until the next call with this key. What must stay for longer is copied by whoever wants it.
@@ -141,7 +143,7 @@ class Graphs:
                 f"key {key!r} cannot be captured as a CUDA graph: {told}; its function must not wait for the device, nor read "
                 "tensors on the host"
             ) from error
-        return _Graph(static, outputs, replay)
+        return _Graph(fn, static, outputs, replay)
 
 
 def _fill(key: Hashable, static: Inputs, inputs: Inputs) -> None:

@@ -23,6 +23,7 @@ A transposed weight (torch.mm) needs 34 ms for one request on one thread but mor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -60,6 +61,17 @@ def native(layout: str, weight: torch.Tensor) -> str | None:
         reason = cpu_build.why() or f"they take float32 weights on a CPU, not {weight.dtype} on {weight.device}"
         raise CardError(f"linear={layout!r} asks for kernels that cannot be had: {reason}; use 'auto'")
     return NATIVE[layout]
+
+
+def varies(device: torch.device, layout: str = "auto") -> str:
+    """Why products of this layout depend on the rows of a call, for who asked for a mode in which nothing does."""
+    told = f"linear={layout!r} is torch's there, whose sums depend on how many rows a call has"
+    if device.type != "cpu":
+        return f"{told}; on {device} that cannot be had yet, leave batch_invariant out"
+    if reason := "" if cpu_build.library() is not None else cpu_build.why():
+        return f"{told}, and our own kernels cannot be had: {reason}; install a compiler, or leave batch_invariant out"
+    unset = " and unset OMNI_KERNELS" if os.environ.get("OMNI_KERNELS") else ""
+    return f"{told}; take linear='auto', 'native', 'bfloat16' or 'int8'{unset}, or leave batch_invariant out"
 
 
 def linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, layout: str = "auto") -> Linear:

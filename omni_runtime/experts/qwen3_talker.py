@@ -25,6 +25,7 @@ from omni_runtime.experts.linear import linear
 from omni_runtime.experts.qwen3_predictor import CodePredictor, inner
 from omni_runtime.experts.sampling import draw
 from omni_runtime.experts.staging import Reading
+from omni_runtime.experts.steady import silu
 from omni_runtime.experts.talk_span import Talked, Talking, TalkSpan
 from omni_runtime.weights.qwen3_omni_parts import TalkerConfig, Tokens
 
@@ -78,7 +79,7 @@ class Talker:
             return linear(weight.to(self.model.device, torch.float32), bias.to(self.model.device, torch.float32), layout)
 
         first, second = layer("linear_fc1"), layer("linear_fc2")
-        return lambda x_TW: second(F.silu(first(x_TW)))
+        return lambda x_TW: second(silu(first(x_TW)))
 
     @torch.inference_mode()
     def text(self, embedding_TW: torch.Tensor) -> torch.Tensor:

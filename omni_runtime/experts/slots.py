@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from omni_runtime.work import Row, TensorRef
 
 T = TypeVar("T")
+ALIGNED = 64  # bytes: where torch lets a tensor of its own begin on a CPU
 
 
 class Batch:
@@ -22,7 +24,7 @@ class Batch:
     __slots__ = ("_brought", "_kept", "_slots")
 
     def __init__(self, slots: Slots, brought: Iterable[tuple[TensorRef, Any]]) -> None:
-        self._slots, self._brought = slots, dict(brought)
+        self._slots, self._brought = slots, {ref: slots.fresh(tensor) for ref, tensor in brought}
         self._kept: list[tuple[TensorRef, Any, Any]] = []  # names, what was there before, what is there since
 
     def __enter__(self) -> Batch:
@@ -51,10 +53,13 @@ class Slots:
     """The state of one executor. An op reaches its own loops' state through `state`, others' tensors through `read`.
 
     The state of a loop belongs to one expert, so one table serves all experts of an executor.
+
+    With `batch_invariant` a result must be the same to the bit in any company: ops choose their kernels by it. Tensors are
+    contiguous and aligned then, wherever they came from, or a product could depend on that.
     """
 
-    def __init__(self, home: str) -> None:
-        self.home = home
+    def __init__(self, home: str, batch_invariant: bool = False) -> None:
+        self.home, self.batch_invariant = home, batch_invariant
         self._state: dict[tuple[int, str], Any] = {}
         self._tensors: dict[TensorRef, Any] = {}
         self._brought: dict[TensorRef, Any] = {}
@@ -80,16 +85,35 @@ class Slots:
         """
         return self._state[run, loop]
 
+    def saved(self, rows: Sequence[Row]) -> dict[tuple[int, str], Any]:
+        """States of the rows' loops, as they stand: shallow copies, None where there is none."""
+        return {key: copy.copy(self._state.get(key)) for key in ((row.run, row.loop) for row in rows)}
+
+    def restore(self, saved: Mapping[tuple[int, str], Any]) -> None:
+        """States are again what they were."""
+        for key, state in saved.items():
+            if state is None:
+                self._state.pop(key, None)
+            else:
+                self._state[key] = state
+
     def drop(self, run: int, loop: str) -> None:
         self._state.pop((run, loop), None)
 
     def keep(self, row: Row, port: str, index: int, tensor: Any) -> TensorRef:
         """Keeps a tensor until nobody reads it, and names it."""
+        tensor = self.fresh(tensor)
         ref = TensorRef(self.home, row.run, row.loop, port, index, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if self._kept is not None:
             self._kept.append((ref, self._tensors.get(ref), tensor))
         self._tensors[ref] = tensor
         return ref
+
+    def fresh(self, tensor: Any) -> Any:
+        """The tensor, or a copy of it that begins where a new one would and has no gaps."""
+        if not self.batch_invariant or not hasattr(tensor, "data_ptr"):
+            return tensor
+        return tensor if tensor.is_contiguous() and tensor.data_ptr() % ALIGNED == 0 else tensor.clone().contiguous()
 
     def read(self, ref: TensorRef) -> Any:
         """The tensor behind a name.

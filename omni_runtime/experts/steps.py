@@ -116,7 +116,7 @@ class Steps:
         else:
             tokens_R = sent["tokens"]
         inputs = {"packed": sent["packed"], "tokens": tokens_R}
-        token_R, peak_R = self._graphs.run((rows, blocks), partial(self._step, seen, layout), inputs)
+        token_R, peak_R = self._graphs.run((rows, blocks, self._layers.invariant), partial(self._step, seen, layout), inputs)
         token_R = token_R.clone()  # a graph's output is overwritten by its next run
         reading = Reading(token_R, peak_R)
         return Tokens(token_R, reading, None if begun is None or self._queue is None else (begun, self._queue.mark(timed=True)))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from omni_runtime.experts import graphs
 
@@ -29,23 +30,65 @@ class SyncError(RuntimeError):
     """What a capture would not have allowed."""
 
 
+MAKES = {"tensor", "as_tensor", "from_numpy", "frombuffer", "pin_memory", "cuda"}  # of READS: those that only send
+
+
 class _Operators(TorchDispatchMode):
+    """Refuses what waits; with `tape`, writes down every operator, what it was given and what it gave."""
+
+    def __init__(self, tape: list[_Operator] | None = None) -> None:
+        super().__init__()
+        self.tape = tape
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in WAITS and not (name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None):
+        name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
+        if name in WAITS and not (name == "repeat_interleave" and kwargs.get("output_size") is not None):
             raise SyncError(f"operation not permitted when stream is capturing: {name}")
         masks = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
         if any(at is not None and at.dtype in (torch.bool, torch.uint8) for at in masks):  # how many are chosen is not known
             raise SyncError(f"operation not permitted when stream is capturing: {name} with a mask")
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **kwargs)
+        if self.tape is not None:
+            self.tape.append(_Operator(func, args, kwargs, found))
+        return found
+
+
+class _Operator:
+    """One operator of a graph: always on the same memory."""
+
+    def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.outs = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        self.writes = func._schema.is_mutable
+        self.view = not self.writes and all(x.untyped_storage()._cdata in given for x in self.outs)
+
+    def __call__(self) -> None:
+        if self.view:  # of memory that stays where it is
+            return
+        again = self.func(*self.args, **self.kwargs)
+        if not self.writes:
+            for out, new in zip(self.outs, (x for x in tree_leaves(again) if isinstance(x, torch.Tensor)), strict=True):
+                out.copy_(new)
 
 
 class _Functions(TorchFunctionMode):
+    def __init__(self, refused: set[str]) -> None:
+        super().__init__()
+        self.refused = refused
+
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in READS:
+        if name in self.refused:
             raise SyncError(f"operation not permitted when stream is capturing: {name}")
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """What an op may do in its call: send to the device, and never wait for it."""
+    with _Functions(READS - MAKES), _Operators():
+        yield
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -63,20 +106,20 @@ class FakeRecorder:
         self.captures = self.replays = 0
 
     def record(self, call: Callable[[], graphs.Outputs]) -> tuple[graphs.Outputs, Callable[[], None]]:
-        with _Functions(), _Operators():
+        tape: list[_Operator] = []
+        with _Functions(READS), _Operators(tape):
             outputs = tuple(made.clone() for made in call())
         self.captures += 1
         for made in outputs:
             poison(made)
 
+        @torch.inference_mode()
         def replay() -> None:
             self.replays += 1
             for made in outputs:
                 poison(made)
-            with _Functions(), _Operators():
-                again = call()
-            for made, new in zip(outputs, again, strict=True):
-                made.copy_(new)
+            for operator in tape:
+                operator()
 
         return outputs, replay
 
