@@ -70,7 +70,7 @@ class _Queued:
         """See `base.Launched`."""
         for result, step, (tokens, row) in self.stepped:
             drawn, peaks = tokens.read()
-            result.token = device_draw.drawn(drawn[row], peaks[row], step.index)
+            result.token = device_draw.drawn(drawn[row], peaks[row], step.number)
             result.piece = self.pieces[result.token]
         if self.telling is not None:
             self.telling.collect(self.pieces)

@@ -98,7 +98,7 @@ def trust(monkeypatch: pytest.MonkeyPatch) -> None:
 def index_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(
         monkeypatch, Steps, "queue", lambda right, of, given, fed=(): right(
-            of, [step._replace(index=step.index - bool(fed)) for step in given], fed)
+            of, [step._replace(number=step.number - bool(fed)) for step in given], fed)
     )  # fmt: skip
 
 
