@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -41,7 +42,7 @@ def build_all(specs: Mapping[str, ExpertSpec], device: str, threads: int | None 
         threads: of torch on a CPU, a setting of the whole process; None leaves it.
 
     Raises:
-        OmniError: a card, a checkpoint or a missing package.
+        OmniError: a card, a checkpoint, a missing package, or kernels that `OMNI_KERNELS` asks for and that cannot run there.
     """
     if threads is not None or device != "cpu":
         import torch
@@ -52,6 +53,13 @@ def build_all(specs: Mapping[str, ExpertSpec], device: str, threads: int | None 
             raise CardError(f"device={device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
         if threads is not None:
             torch.set_num_threads(threads)
+    if asked := os.environ.get("OMNI_KERNELS"):  # now, and not when the first request comes
+        import torch
+
+        from omni_runtime.kernels import settled
+
+        computes = any(spec.place == "device" for spec in specs.values())  # the host's experts are free to take what they need
+        settled("OMNI_KERNELS", asked, torch.device(device) if computes else None)
     return {name: build(name, spec, device) for name, spec in specs.items()}
 
 
