@@ -21,8 +21,9 @@ from typing import Protocol
 import torch
 
 from omni_runtime.errors import RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
 from omni_runtime.experts.flow_window import Moved, Window
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.philox_noise import frame_noise
 from omni_runtime.experts.runge_kutta import Trajectory
 from omni_runtime.experts.slots import Slots
@@ -94,11 +95,12 @@ class FlowOp:
         self.flow = flow
         self._speakers = {name: (name, *given) for name, given in speakers.items()}
         self._voices: dict[str, torch.Tensor] = {}
+        self.late = launches(flow.device)
         self.ops: Mapping[str, Op] = {"velocity": self.velocity}
         self.invariant = frozenset(self.ops if flow.exact else ())
 
     @torch.inference_mode()
-    def velocity(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def velocity(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Port "mel" after the last call of a chunk: float32 [stop - start, M].
 
         Raises:
@@ -122,14 +124,18 @@ class FlowOp:
             if step.call + 1 == step.calls:
                 mel_TM = ended[len(after) - 1] = path.x_TM[: step.stop - step.start]
                 after[-1] = replace(after[-1], path=Trajectory(mel_TM.new_empty(0, self.flow.config.mels)))
-        results = [StepResult() for _ in rows]
-        for i, mel_TM in zip(ended, Reading(*ended.values()).get(), strict=True):
-            if not torch.isfinite(mel_TM).all():
-                raise FloatingPointError(f"frames {steps[i].start} to {steps[i].stop} of a flow are not numbers")
-            results[i] = StepResult(items={"mel": mel_TM.numpy()})
-        for slot, stream in zip(held, after, strict=True):
-            slot.stream = stream
-        return results
+
+        def read(*mels: torch.Tensor) -> list[StepResult]:
+            results = [StepResult() for _ in rows]
+            for i, mel_TM in zip(ended, mels, strict=True):
+                if not torch.isfinite(mel_TM).all():
+                    raise FloatingPointError(f"frames {steps[i].start} to {steps[i].stop} of a flow are not numbers")
+                results[i] = StepResult(items={"mel": mel_TM.numpy()})
+            for slot, stream in zip(held, after, strict=True):
+                slot.stream = stream
+            return results
+
+        return settled(Later(Reading(*ended.values()), read), self.late)
 
     def _stream(self, kept: _Stream | None, step: FlowStep, noise: Trajectory | None) -> _Stream:
         """Where a stream stands before a step; a chunk begins with noise."""

@@ -126,7 +126,10 @@ class Graphs:
             found = self._capture(kept.recorder, key, fn, inputs)
             kept.graphs[key] = found
             if len(kept.graphs) > self._most:
-                kept.graphs.popitem(last=False)
+                old, _ = kept.graphs.popitem(last=False)
+                kept.calls.pop(
+                    old, None
+                )  # it must come often again before it is captured again, which takes as long as many calls
         else:
             kept.graphs.move_to_end(key)
             _fill(key, found.inputs, inputs)

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.ecapa import Ecapa
 from omni_runtime.experts.encoder_layers import Parts, Tensors
+from omni_runtime.experts.flow_blocks import Blocks
 from omni_runtime.experts.flow_cpu import LANES, CpuFlow
 from omni_runtime.experts.flow_window import Moved, Window
 from omni_runtime.experts.linear import Linear
@@ -118,7 +119,7 @@ class Flow:
         strands = [(r, branch) for r, window in enumerate(windows) for branch in range(window.branches)]
         counts = [-(-len(windows[r].x_TM) // c.block) for r, _ in strands]
         frames = [len(windows[r].x_TM) for r, _ in strands]
-        blocks = _Blocks(counts, frames, [windows[r].past is not None for r, _ in strands], c.block)
+        blocks = Blocks(counts, frames, [windows[r].past is not None for r, _ in strands], c.block)
         place_T = blocks.place_T + torch.tensor([windows[r].first for r, _ in strands]).repeat_interleave(blocks.frames)
         owner = [r for (r, _), count in zip(strands, counts, strict=True) for _ in range(count)]
         tables = {
@@ -191,38 +192,3 @@ class Flow:
         """What all layers are told by a time, one after the other."""
         time_RD = F.silu(self._timed(self._waves([time]).to(self.device)))
         return torch.cat([part(time_RD)[0] for part in (*(layer.modulation for layer in self._layers), self._last)])
-
-
-class _Blocks:
-    """Which block of a batch stands beside which, and which of their frames are there: `tables` of the host, to be sent."""
-
-    def __init__(self, counts: Sequence[int], frames: Sequence[int], past: Sequence[bool], size: int) -> None:
-        self.frames = torch.tensor(counts) * size
-        places = [torch.arange(count * size) for count in counts]
-        self.place_T = torch.cat(places)
-        there = [place < length for place, length in zip(places, frames, strict=True)]
-        there_NB = torch.cat(there).view(-1, size)
-        self._whole = bool(there_NB.all())
-        # After the blocks of all strands stand those before the first of the strands that have one.
-        count = len(there_NB)
-        index, at = torch.arange(count), torch.cat([torch.arange(count) for count in counts])
-        left = torch.cat([torch.arange(count - 1, -1, -1) for count in counts])  # blocks after this one
-        before = torch.where(at > 0, index - 1, -1)
-        before[torch.nonzero(at == 0)[:, 0][torch.tensor(past)]] = count + torch.arange(sum(past))
-        beside = {-1: before, 0: index, 1: torch.where(left > 0, index + 1, -1)}
-        self.tables = {"there": torch.cat([there_NB, there_NB.new_ones(sum(past), size)])}
-        for look, found in beside.items():
-            self.tables |= {f"has {look}": found >= 0, f"beside {look}": found.clamp(min=0)}
-
-    def seen(self, kv: torch.Tensor, looks: tuple[int, ...], sent: Tensors) -> torch.Tensor:
-        """Keys and values, [2, N, H, frames, E], of all blocks that each block sees."""
-        if looks == (0,):
-            return kv
-        return torch.cat([kv[:, sent[f"beside {look}"]] for look in looks], 3)
-
-    def mask(self, looks: tuple[int, ...], sent: Tensors) -> torch.Tensor | None:
-        """[N, 1, 1, frames seen], or None where all of them are there."""
-        if looks == (0,) and self._whole:
-            return None
-        parts = [sent["there"][sent[f"beside {look}"]] & sent[f"has {look}"][:, None] for look in looks]
-        return torch.cat(parts, 1)[:, None, None]

@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
-from omni_runtime.experts.staging import Staging
+from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.work import CallStep, Row, StepResult, TensorRef
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -46,9 +47,10 @@ class SD3Text:
         self._clips, self._third, self._length, self._features = clips, third, length, features
         self._clip_length = min(int(clips[0][0].model_max_length), int(clips[0][1].config.max_position_embeddings))
         self._empty: Pair | None = None  # what most requests are held against: encoded once
+        self.late = launches(clips[0][1].device)
         self.ops: Mapping[str, Op] = {"encode": self.encode}
 
-    def encode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def encode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Per row, from inputs {"prompt": (text,)} and params {"negative_prompt": text}: a tensor for each of `PORTS`.
 
         Raises:
@@ -62,7 +64,7 @@ class SD3Text:
                 for port, tensor in zip(ports, self._encode(text), strict=True):
                     tensors[port] = (slots.keep(row, port, 0, tensor),)
             results.append(StepResult(tensors=tensors))
-        return results
+        return settled(Later(Reading(), lambda: results), self.late)
 
     @staticmethod
     def _texts(row: Row) -> tuple[str, str]:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.staging import Reading
@@ -26,14 +27,15 @@ class SD3VAE:
     Args:
         decode: [1, C, Y, X] to [1, 3, H, W] in -1 .. 1.
         scale, shift: what the denoiser's latents were divided by and moved by: latent / scale + shift is the decoder's.
+        late: whether a batch is launched, and read when it is collected.
     """
 
-    def __init__(self, decode: Any, scale: float, shift: float) -> None:
-        self._decode, self._scale, self._shift = decode, scale, shift
+    def __init__(self, decode: Any, scale: float, shift: float, late: bool = False) -> None:
+        self._decode, self._scale, self._shift, self.late = decode, scale, shift, late
         self.ops: Mapping[str, Op] = {"decode": self.decode}
 
     @torch.inference_mode()
-    def decode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def decode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Per row, from one tensor [C, Y, X] in slot "latent": item "image", uint8 [H, W, 3].
 
         Raises:
@@ -41,13 +43,16 @@ class SD3VAE:
             FloatingPointError: the picture is not finite.
         """
         pictures = [self._picture(row, slots) for row in rows]
-        read = iter(Reading(*(x for pair in pictures for x in pair)).get())
-        results = []
-        for row, levels_HW3, fine in zip(rows, read, read, strict=True):
-            if not bool(fine):
-                raise FloatingPointError(f"request {row.run}, loop {row.loop!r}: the picture is not finite")
-            results.append(StepResult(items={"image": [levels_HW3.numpy()]}))
-        return results
+
+        def read(*found: torch.Tensor) -> list[StepResult]:
+            results = []
+            for row, levels_HW3, fine in zip(rows, found[::2], found[1::2], strict=True):
+                if not bool(fine):
+                    raise FloatingPointError(f"request {row.run}, loop {row.loop!r}: the picture is not finite")
+                results.append(StepResult(items={"image": [levels_HW3.numpy()]}))
+            return results
+
+        return settled(Later(Reading(*(x for pair in pictures for x in pair)), read), self.late)
 
     def _picture(self, row: Row, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         """levels_HW3, and whether they were made of finite numbers."""
@@ -90,4 +95,4 @@ def build(options: Mapping[str, Any], device: str) -> SD3VAE:
     scale, shift = vae.config.scaling_factor, vae.config.shift_factor
     if not scale or shift is None:
         raise CheckpointError(f"{folder / 'config.json'}: scaling_factor={scale}, shift_factor={shift}; numbers are needed")
-    return SD3VAE(lambda latent_1CYX: vae.decode(latent_1CYX, return_dict=False)[0], scale, shift)
+    return SD3VAE(lambda latent_1CYX: vae.decode(latent_1CYX, return_dict=False)[0], scale, shift, launches(vae.device))

@@ -9,7 +9,8 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from fake_gpu import CUDA, FakeGpu
+from fake_gpu import FakeGpu
+from fake_tensor import CUDA
 
 FREE, TOTAL = 8 << 30, 16 << 30  # bytes
 

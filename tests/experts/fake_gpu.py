@@ -27,18 +27,19 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from fake_tensor import CUDA, Fake, inner, is_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+CPU = torch.device("cpu")
 POISON = 0x5A  # byte that memory holds until a queued copy has arrived
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 # Ops whose result has a size that only the device knows.
 WAITING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "is_nonzero", "istft"}
-WAITING |= {"allclose", "argwhere", "_local_scalar_dense", "item", "tensor_split", "combinations"}
+WAITING |= {"allclose", "argwhere", "_local_scalar_dense", "item", "combinations"}
 MOVES = {"to", "_to_copy", "cuda", "cpu"}
 # Ops that take a number which lies on the host beside tensors of the device.
 WITH_NUMBER = {"fill_", "fill", "masked_fill", "masked_fill_", "where", "clamp", "clamp_", "index_put_", "index_put"}
@@ -46,101 +47,6 @@ WITH_NUMBER = {"fill_", "fill", "masked_fill", "masked_fill_", "where", "clamp",
 
 class Hazard(RuntimeError):
     """The host changed what the device still reads."""
-
-
-class Fake(torch.Tensor):
-    """A tensor of the device; `numbers` are on the host."""
-
-    numbers: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Fake:
-        assert inner.device.type == "cpu" and not isinstance(inner, Fake)
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=CUDA
-        )
-        made.numbers = inner
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _gpu().run(func, args, kwargs or {})
-
-    def numpy(self, *, force: bool = False) -> Any:
-        if not force:
-            raise TypeError(
-                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory"
-            )
-        return self.detach().cpu().numpy()
-
-    def tolist(self) -> Any:
-        return self.cpu().tolist()
-
-    # torch's own of these ask for a guard of the device that a build without CUDA lacks
-
-    def __getitem__(self, index: Any) -> Any:
-        return _gpu().taken(self, index)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        _gpu().put(self, index, value)
-
-    def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> Any:
-        return _gpu().run(torch.ops.aten.copy_.default, (self, source, non_blocking), {})
-
-    def item(self) -> Any:
-        return _gpu().run(torch.ops.aten._local_scalar_dense.default, (self,), {})
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __invert__(self) -> Any:
-        return _gpu().run(torch.ops.aten.bitwise_not.default, (self,), {})
-
-    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-        return _gpu().run(torch.ops.aten.contiguous.default, (self,), {"memory_format": memory_format})
-
-    def nonzero(self) -> Any:  # type: ignore[override]
-        return _gpu().run(torch.ops.aten.nonzero.default, (self,), {})
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.numpy()
-
-    def data_ptr(self) -> int:
-        return self.numbers.data_ptr()
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Fake({self.numbers!r})"
-
-
-def _gpu() -> FakeGpu:
-    assert FakeGpu.now is not None, "a tensor of a fake GPU that is gone"
-    return FakeGpu.now
-
-
-def is_fake(x: Any) -> bool:
-    """Whether it is a tensor of the device. A parameter of a module may be one of another class."""
-    return isinstance(x, torch.Tensor) and hasattr(x, "numbers")
-
-
-def inner(tree: Any) -> Any:
-    """The same with tensors of the host in place of the device's."""
-    return tree_map(lambda x: x.numbers if is_fake(x) else x, tree)
-
-
-def fake(tree: Any) -> Any:
-    """The same with tensors of the device in place of the host's."""
-    return tree_map(lambda x: Fake(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x, tree)
 
 
 class _Queued:
@@ -466,10 +372,11 @@ class FakeGpu:
         """Remembers an op while a graph is recorded: it is done again into the same memory."""
         if self.recording is None or func._schema.name.startswith(("aten::empty", "aten::new_empty")):
             return
-        if _views(func):
-            return  # it shows what it showed
         kept = [x for x in tree_flatten(made)[0] if isinstance(x, torch.Tensor)]
-        mine = {id(x) for x in tree_flatten((args, kwargs))[0]}
+        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        mine, places = {id(x) for x in given}, {x.untyped_storage().data_ptr() for x in given}
+        if _views(func) and all(x.untyped_storage().data_ptr() in places for x in kept):
+            return  # it shows what it showed; a `reshape` that had to copy does not
 
         def again() -> None:
             new = [x for x in tree_flatten(func(*args, **kwargs))[0] if isinstance(x, torch.Tensor)]

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from omni_runtime.errors import OmniError
 from omni_runtime.experts import graphs
 
 # Operators whose result's shape or value the host must learn from the device.
@@ -122,6 +123,20 @@ class FakeRecorder:
                 operator()
 
         return outputs, replay
+
+
+@contextmanager
+def noticed() -> Iterator[None]:
+    """A planted bug is: by a comparison, or by what may not be done in a call or a capture; not by an accident of the test."""
+    try:
+        yield
+    except (AssertionError, SyncError):
+        return
+    except OmniError as error:
+        if "cannot be captured as a CUDA graph: operation not permitted" not in str(error):
+            raise
+        return
+    pytest.fail("nobody noticed")
 
 
 @contextmanager

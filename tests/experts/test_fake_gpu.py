@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import Fake, FakeGpu, Hazard
+from fake_gpu import FakeGpu, Hazard
 from fake_kernels import launched
+from fake_tensor import Fake
 from omni_runtime.kernels import add_rms_norm, norm_triton, rms_norm
+from paged import paged_lm
 from tiny import CONFIGS, prefill, random_tokens, random_weights
 
 from omni_runtime.experts.decoder import DecoderLM
@@ -112,11 +114,13 @@ def test_a_graph_does_again_what_was_recorded_into_the_same_memory() -> None:
             normed, total = add_rms_norm(fed * w, fed, w, 1e-6)
             kept[:, 1:] = total[:, 1:]
             view = normed.t()
+            copied = normed.t().reshape(-1)  # cannot be a view
         for scale in (1.0, -3.0):
             fed.copy_(there(torch.full((2, 3), scale)))
             graph.replay()
             right = rms_norm(torch.full((2, 3), 3 * scale), weight, 1e-6)
             assert torch.equal(view.cpu().t(), right)
+            assert torch.equal(copied.cpu(), right.t().flatten())
             assert kept.tolist() == [[0.0, 3 * scale, 3 * scale]] * 2
 
 
@@ -138,11 +142,12 @@ def test_wrappers_run_and_definitions_give_the_numbers() -> None:
 def test_a_tensor_left_on_the_cpu_is_caught() -> None:
     """Planted in a model that is right without it."""
     config, tokens = CONFIGS["qwen3"], random_tokens(20, 1)
-    weights = random_weights(config)
-    right = prefill(lm := DecoderLM(config, weights, layout="plain"), lm.cache(), tokens, [7, 12, 1])
+    right = prefill(lm := DecoderLM(config, random_weights(config), layout="plain"), lm.cache(), tokens, [7, 12, 1])
     with FakeGpu() as gpu, launched(gpu):
-        model = DecoderLM(config, weights, "cuda")
-        assert torch.equal(prefill(model, model.cache(), tokens, [7, 12, 1]).cpu(), right)
-        model._norm_D = model._norm_D.cpu()
+        model = paged_lm(config, device="cuda", blocks=20)
+        torch.testing.assert_close(prefill(model, model.cache(), tokens, [7, 12, 1]).cpu(), right)
+        layers = model._paged
+        assert layers is not None
+        layers._norm_D = layers._norm_D.cpu()
         with pytest.raises((RuntimeError, ValueError), match=r"same device|cpu tensor"):
             prefill(model, model.cache(), tokens, [7, 12, 1])
