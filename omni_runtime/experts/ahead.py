@@ -25,7 +25,7 @@ class Foreseen(NamedTuple):
     turned: float
     slot: int  # where it wrote
     how: Draw
-    index: int
+    number: int
     fed: From  # the token that it was fed
     gives: From
 
@@ -55,7 +55,7 @@ class Ahead:
         if foreseen is None:
             return None
         fed, cache = foreseen.fed, step.cache
-        same = (foreseen.start, foreseen.turned, foreseen.index) == (step.start, step.turned, step.index)
+        same = (foreseen.start, foreseen.turned, foreseen.number) == (step.start, step.turned, step.number)
         same = same and foreseen.how == step.how
         same = same and cache.length == step.start and foreseen.slot == _slot(step)
         # A token that was not read was not answered: whoever says it was drawn guesses.
@@ -79,13 +79,13 @@ class Ahead:
         found: list[Foreseen | None] = [None] * len(steps)
         for row, (at, step) in enumerate(zip(fits, after, strict=True)):
             gives = From(tokens, row)
-            found[at] = Foreseen(step.start, step.turned, _slot(step), step.how, step.index, given[at], gives)
+            found[at] = Foreseen(step.start, step.turned, _slot(step), step.how, step.number, given[at], gives)
         return found
 
 
 def _next(step: Step) -> Step:
     """The step after; its token is not known."""
-    return step._replace(start=step.start + 1, turned=step.turned + 1, token=-1, index=step.index + 1)
+    return step._replace(start=step.start + 1, turned=step.turned + 1, token=-1, number=step.number + 1)
 
 
 def _slot(step: Step) -> int:

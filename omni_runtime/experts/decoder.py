@@ -103,9 +103,11 @@ class DecoderLM:
 
         self._paged = None
         if paged(layout, self.device):
-            self.exact, self.varies = False, varies(self.device, layout)
             with torch.inference_mode():
                 self._paged = PagedLayers(config, stored, self.device, dtype)
+            self.exact = self._paged.exact
+            told = f"over pages on {self.device} the definitions in torch compute, whose sums depend on how many rows a call has"
+            self.varies = "" if self.exact else f"{told}; that is exact by Triton's kernels on a GPU: leave batch_invariant out"
             return
         if dtype not in ("auto", "float32"):
             raise CardError(f"dtype={dtype!r}: layout {layout!r} computes in float32; take 'auto', or linear='paged' on a GPU")

@@ -28,15 +28,18 @@ from omni_runtime.experts.staging import Staging
 from omni_runtime.kernels import (
     Plan,
     add_rms_norm,
+    choose,
     fused_moe,
     norm_rotary,
     paged_attention,
     plan,
+    product,
     rms_norm,
     rotary,
     silu_mul,
     store_kv,
 )
+from omni_runtime.kernels.attention import tile_rows
 from omni_runtime.weights.decoder_config import DecoderConfig
 
 Take = Callable[[str], torch.Tensor]
@@ -114,6 +117,10 @@ class Where(NamedTuple):
 class PagedLayers:
     """Resident weights of embedding, layers and head, and the pool of pages.
 
+    Attributes:
+        exact: with `invariant` a row is the same to the bit in any company and any chunk. Only kernels promise that.
+        invariant: set by whoever asks, before each pass.
+
     Raises:
         CardError: see `kept_as`.
     """
@@ -133,6 +140,8 @@ class PagedLayers:
         self._axis_F = None if sections is None else axis_of(sections, config.rope_interleaved).to(device)
         self.pages = Pages(config, device, self.dtype)
         self.staging = Staging(device)
+        self.exact = choose(self.embedding_VD) == "triton"
+        self.invariant = False
         self._steps: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor, Plan]] = {}
 
     def _there(self, weight: torch.Tensor) -> torch.Tensor:
@@ -207,7 +216,7 @@ class PagedLayers:
         """logits_RV, float32 of a product that was rounded to the model's type, as others have it."""
         if self._head_VD is None:
             return h_RD.new_empty(0, self.config.vocab, dtype=torch.float32)
-        return F.linear(h_RD, self._head_VD).float()
+        return self._product(h_RD, self._head_VD).float()
 
     def where(self, sent: Mapping[str, torch.Tensor], seen: Plan) -> Where:
         """Arrays of a pass as `layers` takes them; of `seen` only what stays on the host is used."""
@@ -236,14 +245,14 @@ class PagedLayers:
         h_TD = rms_norm(x_TD, self._layers[0].norm_D, config.eps)
         for i, layer in enumerate(self._layers):
             k_NPGE, v_NPGE = where.kv_L2NPGE[i]
-            qkv_THE = F.linear(h_TD, layer.qkv, layer.qkv_bias).view(-1, turned + config.kv_heads, config.head_dim)
+            qkv_THE = self._product(h_TD, layer.qkv, layer.qkv_bias).view(-1, turned + config.kv_heads, config.head_dim)
             if layer.q_norm_E is not None and layer.k_norm_E is not None:
                 norm_rotary(qkv_THE[:, :turned], heads, layer.q_norm_E, layer.k_norm_E, config.eps, *angles)
             else:
                 rotary(qkv_THE[:, :turned], *angles, in_place=True)
             store_kv(qkv_THE[:, heads:turned], qkv_THE[:, turned:], k_NPGE, v_NPGE, where.slots_T)
             mixed_THE = paged_attention(qkv_THE[:, :heads], k_NPGE, v_NPGE, where.seen, scale)
-            out_TD = F.linear(mixed_THE.flatten(1), layer.out, layer.out_bias)
+            out_TD = self._product(mixed_THE.flatten(1), layer.out, layer.out_bias)
             h_TD, x_TD = add_rms_norm(out_TD, x_TD, layer.ffn_norm_D, config.eps)
             after_D = self._layers[i + 1].norm_D if i + 1 < config.layers else self._norm_D
             h_TD, x_TD = add_rms_norm(self._mlp(layer.mlp, h_TD), x_TD, after_D, config.eps)
@@ -304,10 +313,18 @@ class PagedLayers:
             slots_T[here] = cache.slots(span.start, span.start + count)
             if span.draw:
                 ends.append(end - 1)
-        lengths = [span.start + count for span, count in zip(spans, counts, strict=True)]
-        batch = plan(counts, lengths, [cache.table for cache in caches], self._group)
+        batch = self._plan([(span.start, count, cache) for span, count, cache in zip(spans, counts, caches, strict=True)])
         arrays = {"tokens": tokens_T, "slots": slots_T, "positions": positions_AT, "ends": np.array(ends, np.int64)}
         return arrays | _tables(batch), batch
+
+    def _plan(self, rows: Sequence[tuple[int, int, PagedCache]]) -> Plan:
+        """Of rows (start, count, cache). A query's sums depend on the height of its tile, which is that of a chunk: where they
+        must not, chunks are rows of as many queries as fit into a small one."""
+        if self.invariant:
+            most = tile_rows(self._group)[0] // self._group
+            rows = [(start + at, min(most, count - at), cache) for start, count, cache in rows for at in range(0, count, most)]
+        tables = [cache.table for _, _, cache in rows]
+        return plan([count for _, count, _ in rows], [start + count for start, count, _ in rows], tables, self._group)
 
     def _fed(self, spans: Sequence[Span], counts: Sequence[int], tokens_T: torch.Tensor) -> torch.Tensor:
         """x_TD: embeddings, and vectors where a span brings some."""
@@ -326,17 +343,20 @@ class PagedLayers:
         angle_TF = at_FT.t() * self._frequency_F
         return angle_TF.cos(), angle_TF.sin()
 
+    def _product(self, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+        return product(x_TK, weight_NK, bias_N) if self.invariant else F.linear(x_TK, weight_NK, bias_N)
+
     def _mlp(self, mlp: _Dense | _Sparse, h_TD: torch.Tensor) -> torch.Tensor:
         if isinstance(mlp, _Dense):
-            gate_up_TM = F.linear(h_TD, mlp.gate_up, mlp.gate_up_bias)
-            return F.linear(silu_mul(gate_up_TM), mlp.down, mlp.down_bias)
+            gate_up_TM = self._product(h_TD, mlp.gate_up, mlp.gate_up_bias)
+            return self._product(silu_mul(gate_up_TM), mlp.down, mlp.down_bias)
         sparse = self.config.sparse
         assert sparse is not None
-        expert_TC, weight_TC = route(F.linear(h_TD, mlp.router_XD), sparse.chosen, sparse.normalise)
-        routed_TD = fused_moe(h_TD, mlp.gate_up_XMD, mlp.down_XDF, expert_TC, weight_TC)
+        expert_TC, weight_TC = route(self._product(h_TD, mlp.router_XD), sparse.chosen, sparse.normalise)
+        routed_TD = fused_moe(h_TD, mlp.gate_up_XMD, mlp.down_XDF, expert_TC, weight_TC, self.invariant)
         if mlp.shared is None or mlp.shared_gate_1D is None:
             return routed_TD
-        return routed_TD + F.linear(h_TD, mlp.shared_gate_1D).sigmoid() * self._mlp(mlp.shared, h_TD)
+        return routed_TD + self._product(h_TD, mlp.shared_gate_1D).sigmoid() * self._mlp(mlp.shared, h_TD)
 
 
 def _paged(span: Span) -> PagedCache:

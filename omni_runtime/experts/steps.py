@@ -33,14 +33,14 @@ LEAST_BLOCKS = 8
 
 
 class Step(NamedTuple):
-    """A row's step: token `token` at position `start`, and the draw of token `index` after it."""
+    """A row's step: token `token` at position `start`, and the draw of output token `number` after it."""
 
     cache: PagedCache
     start: int
     turned: float  # by the angles of this position: media move all that stands after them
     token: int
     how: Draw
-    index: int
+    number: int
 
 
 class From(NamedTuple):
@@ -90,7 +90,7 @@ class Steps:
         tables = [step.cache.table for step in steps]
         seen = plan([1] * len(steps), [step.start + 1 for step in steps], tables, group, sizes=sizes)
         seen.fits(pages.places)
-        draws = device_draw.arrays([step.how for step in steps], [step.index for step in steps], [None] * len(steps))
+        draws = device_draw.arrays([step.how for step in steps], [step.number for step in steps], [None] * len(steps))
         slots_R = np.full(rows, -1, np.int64)
         slots_R[: len(steps)] = [step.cache.slots(step.start, step.start + 1)[0] for step in steps]
         positions_1R = np.zeros((1, rows), np.float32)
@@ -116,7 +116,7 @@ class Steps:
         else:
             tokens_R = sent["tokens"]
         inputs = {"packed": sent["packed"], "tokens": tokens_R}
-        token_R, peak_R = self._graphs.run((rows, blocks), partial(self._step, seen, layout), inputs)
+        token_R, peak_R = self._graphs.run((rows, blocks, self._layers.invariant), partial(self._step, seen, layout), inputs)
         token_R = token_R.clone()  # a graph's output is overwritten by its next run
         reading = Reading(token_R, peak_R)
         return Tokens(token_R, reading, None if begun is None or self._queue is None else (begun, self._queue.mark(timed=True)))

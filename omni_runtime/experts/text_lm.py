@@ -70,7 +70,7 @@ class _Queued:
         """See `base.Launched`."""
         for result, step, (tokens, row) in self.stepped:
             drawn, peaks = tokens.read()
-            result.token = device_draw.drawn(drawn[row], peaks[row], step.index)
+            result.token = device_draw.drawn(drawn[row], peaks[row], step.number)
             result.piece = self.pieces[result.token]
         if self.telling is not None:
             self.telling.collect(self.pieces)
@@ -88,8 +88,8 @@ class TextLM:
     def __init__(self, model: DecoderLM, pieces: Sequence[bytes]) -> None:
         self.model = model
         self._pieces = pieces
-        layers = None if model.pages is None else model.over_pages
-        self.ahead = None if layers is None else Ahead(Steps(layers), model.config.positions)
+        self._layers = None if model.pages is None else model.over_pages
+        self.ahead = None if self._layers is None else Ahead(Steps(self._layers), model.config.positions)
         self.ops: Mapping[str, Op] = {"forward": self.forward}
         self.invariant, self.varies = frozenset(self.ops if model.exact else ()), model.varies
 
@@ -119,6 +119,8 @@ class TextLM:
             return []
         steps = [self._step(row) for row in rows]
         with turn(self.model.pages, slots.home):
+            if self._layers is not None:
+                self._layers.invariant = slots.batch_invariant
             held = [self._held(row, slots) for row in rows]
             spans = [
                 Span(mine.cache, step.start, step.tokens, step.index >= 0, self.given(row, step, slots))

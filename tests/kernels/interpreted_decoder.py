@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from against import poisoned
+from omni_runtime.kernels import attention
 
 from omni_runtime import kernels
 from omni_runtime.draw import Draw, Edits
@@ -75,3 +76,34 @@ def test_kernels_equal_their_definitions(dtype: str, monkeypatch: pytest.MonkeyP
         assert two.isfinite().all() and two.abs().max() > 0.5
         torch.testing.assert_close(one, two, **close)
     assert dtype == "bfloat16" or tokens == told
+
+
+def chunked(model: DecoderLM, sizes: list[int], company: bool, base: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits after the last of 11 tokens, and what lies in the pages; beside others or not."""
+    assert model.pages is not None
+    cache, other = model.cache(), model.cache()
+    cache.grant(0, list(range(base, base + 3)))
+    other.grant(0, list(range(base + 3, base + 6)))
+    tokens, at, logits_V = [5, 9, 11, 2, 3, 8, 30, 1, 2, 7, 21], 0, torch.empty(0)
+    for size in sizes:
+        spans = [Span(cache, at, tokens[at : at + size], draw=True)]
+        if company:
+            spans.insert(0, Span(other, other.length, [size, 4, 6][: 1 + size % 3], draw=True))
+        logits_V = model.run(spans).logits_RV[-1]
+        at += size
+    return logits_V, model.pages.kv_L2NPGE[:, :, base : base + 3].flatten(2, 3)[:, :, :11]
+
+
+def test_in_the_exact_mode_neither_chunks_nor_company_move_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_ASKED", "triton")
+    monkeypatch.setattr(attention, "PIECE", 4)  # rows of few queries are cut
+    model = DecoderLM(CONFIG, weights(CONFIG), layout="paged")
+    assert model.exact and model.pages is not None and model.over_pages is not None
+    model.pages.allot(24, 4)
+    cuts = [([4, 5, 2], True), ([10, 1], False)]
+    for invariant in (True, False):
+        model.over_pages.invariant = invariant
+        whole = chunked(model, [11], False, 0)
+        others = [chunked(model, *cut, 6) for cut in cuts[: 1 + invariant]]
+        equal = [torch.equal(one, two) for other in others for one, two in zip(other, whole, strict=True)]
+        assert all(equal) if invariant else not any(equal)  # else the test could not fail
