@@ -97,6 +97,7 @@ def dry(cards: Sequence[ModelCard], **options: Any) -> Iterator[DryRun]:
                 executor.start = _counting(executor, executor.start, gpu, batches)  # type: ignore[method-assign]
         with patch.object(Mailbox, "_loop", loop), Runtime(cards, executors=executors, hang_after_s=None) as runtime:
             yield DryRun(runtime, gpu, batches)
+            assert not gpu.hazards, gpu.hazards
 
 
 def _counting(executor: Any, start: Any, gpu: FakeGpu, batches: dict[str, list[Batch]]) -> Any:

@@ -101,6 +101,7 @@ class FakeGpu:
         self.sends: Counter[str] = Counter()
         self.queued: Counter[str] = Counter()
         self.launched: Counter[str] = Counter()
+        self.hazards: list[str] = []
         self.recording: list[Callable[[], None]] | None = None
         self._line: list[_Queued] = []
         self._threads: Counter[int] = Counter()
@@ -353,14 +354,20 @@ class FakeGpu:
 
     def waits_for(self, one: Any) -> bool:
         """Whether a copy is under way."""
-        return one in self._line
+        with self._lock:
+            return one in self._line
 
     def arrive(self, count: int) -> None:
         """The first `count` of the copies under way are done."""
         with self._lock, _disable_current_modes(), torch.inference_mode():
-            done, self._line[:count] = self._line[:count], []
-            for copy in done:
-                copy.arrive()
+            for copy in self._line[:count]:
+                try:
+                    copy.arrive()
+                except Hazard as hazard:  # perhaps in a thread whose errors nobody hears of
+                    self.hazards.append(str(hazard))
+            del self._line[:count]  # not before: what has left the line is done, to whoever asks
+        if self.hazards:
+            raise Hazard("; ".join(self.hazards))
 
     def until(self, last: Any) -> None:
         """All that was queued up to `last`, and it, is done."""
