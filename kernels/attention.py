@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,8 @@ class Plan(NamedTuple):
 
     def on(self, tensors: Mapping[str, torch.Tensor]) -> Plan:
         """The same plan with these in place of its `tensors`."""
-        return self._replace(**tensors)
+        given: dict[str, Any] = dict(tensors)
+        return self._replace(**given)
 
     def fits(self, places: int) -> None:
         """Whether every row's tokens lie in its blocks. A replayed graph asks nothing, so ask here before the copy.
