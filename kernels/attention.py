@@ -58,8 +58,8 @@ class Plan(NamedTuple):
 
     def on(self, tensors: Mapping[str, torch.Tensor]) -> Plan:
         """The same plan with these in place of its `tensors`."""
-        given: dict[str, Any] = dict(tensors)
-        return self._replace(**given)
+        named: dict[str, Any] = dict(tensors)
+        return self._replace(**named)
 
     def fits(self, places: int) -> None:
         """Whether every row's tokens lie in its blocks. A replayed graph asks nothing, so ask here before the copy.
