@@ -145,8 +145,8 @@ def test_threads_have_graphs_of_their_own() -> None:
 
 
 class Pool:
-    """What `CudaRecorder` uses of torch.cuda. When a graph runs, memory that was made while others were captured gets poison: it may
-    have been this one's, too."""
+    """What `CudaRecorder` uses of torch.cuda. When a graph runs, memory that was made while others were captured gets poison: it
+    may have been this one's, too."""
 
     tapes: ClassVar[list[list[Any]]] = []
 
