@@ -163,7 +163,7 @@ def test_in_a_process() -> None:
     desk = Desk(ProcessExecutor("cpu#1", specs(), {}, slots=2))
     ref = TensorRef("cpu#1", 1, "loop0", "out", 0, (2,), "float32")
     try:
-        desk.send("fly", at="a", s=0.3, keep=True)  # so long that the others are there
+        desk.send("fly", at="a", s=0.6, keep=True)  # so long that the others are there
         desk.executor.send(Release("cpu#1", (ref,)))
         desk.send("fly", at="b", fault="collect", keep=True)
         desk.executor.send(Drop("cpu#1", ((1, "loop0"),)))
