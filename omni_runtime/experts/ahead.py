@@ -57,7 +57,7 @@ class Ahead:
         fed, cache = foreseen.fed, step.cache
         same = (foreseen.start, foreseen.turned, foreseen.number) == (step.start, step.turned, step.number)
         same = same and foreseen.how == step.how
-        same = same and cache.length == step.start and foreseen.slot == _slot(step)
+        same = same and cache.length == step.start and foreseen.slot == cache.slot(step.start)
         # A token that was not read was not answered: whoever says it was drawn guesses.
         same = same and fed.tokens.host is not None and fed.tokens.host[0][fed.row] == step.token
         self.counts.hits += same
@@ -79,14 +79,10 @@ class Ahead:
         found: list[Foreseen | None] = [None] * len(steps)
         for row, (at, step) in enumerate(zip(fits, after, strict=True)):
             gives = From(tokens, row)
-            found[at] = Foreseen(step.start, step.turned, _slot(step), step.how, step.number, given[at], gives)
+            found[at] = Foreseen(step.start, step.turned, step.cache.slot(step.start), step.how, step.number, given[at], gives)
         return found
 
 
 def _next(step: Step) -> Step:
     """The step after; its token is not known."""
     return step._replace(start=step.start + 1, turned=step.turned + 1, token=-1, number=step.number + 1)
-
-
-def _slot(step: Step) -> int:
-    return int(step.cache.slots(step.start, step.start + 1)[0])

@@ -120,6 +120,11 @@ class PagedCache(Cache):
         found: Ints = self.table[at // self._pages.places].astype(np.int64) * self._pages.places + at % self._pages.places
         return found
 
+    def slot(self, at: int) -> int:
+        """That of one position: 1 µs, where an array takes 11."""
+        places = self._pages.places
+        return int(self.table[at // places]) * places + at % places
+
     @torch.inference_mode()
     def begin_as(self, other: Cache, length: int) -> None:
         """Whole blocks are copied: what lies behind `length` in the last of them is never read."""

@@ -92,7 +92,7 @@ class Steps:
         seen.fits(pages.places)
         draws = device_draw.arrays([step.how for step in steps], [step.number for step in steps], [None] * len(steps))
         slots_R = np.full(rows, -1, np.int64)
-        slots_R[: len(steps)] = [step.cache.slots(step.start, step.start + 1)[0] for step in steps]
+        slots_R[: len(steps)] = [step.cache.slot(step.start) for step in steps]
         positions_1R = np.zeros((1, rows), np.float32)
         positions_1R[0, : len(steps)] = [step.turned for step in steps]
         arrays: dict[str, np.ndarray[Any, Any]] = {"slots": slots_R, "positions": positions_1R}

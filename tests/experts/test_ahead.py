@@ -67,7 +67,12 @@ def keep_through_drops(monkeypatch: pytest.MonkeyPatch) -> None:
 
     broken(monkeypatch, Slots, "drop", drop)
     broken(monkeypatch, text_lm.TextLM, "_held", held)
-    monkeypatch.setattr(ahead, "_slot", lambda step: 0)
+    broken(
+        monkeypatch,
+        Ahead,
+        "take",
+        lambda right, of, step, was: right(of, step, was and was._replace(slot=step.cache.slot(step.start))),
+    )
 
 
 class Trusting(list[Any]):

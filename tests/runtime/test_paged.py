@@ -15,6 +15,7 @@ from omni_runtime.cards.causal_lm import causal_lm  # noqa: E402
 from omni_runtime.programs.chat import chat  # noqa: E402
 
 from omni_runtime.card import ModelCard  # noqa: E402
+from omni_runtime.errors import CardError  # noqa: E402
 from omni_runtime.executors.lineup import lineup  # noqa: E402
 from omni_runtime.handle import Result  # noqa: E402
 from omni_runtime.runtime import Runtime  # noqa: E402
@@ -90,3 +91,26 @@ def test_preempted_after_a_third_of_all_units(folder: Path, undisturbed: list[Re
         handles = [runtime.submit(chat(of), **given) for given in ASKED]
         same([handle.result(60) for handle in handles], undisturbed)
         assert forced[-1].preempted > 20
+
+
+def test_steps_are_there_before_they_are_asked_for(folder: Path, undisturbed: list[Result]) -> None:
+    """Of requests whose draws look at no other token: most steps of a crowd, and nothing is different."""
+    of = card(folder, "paged")
+    executors = lineup([of], "loopback", threads=1)
+    plain = [i for i, way in enumerate(WAYS * 2) if i < len(ASKED) and way.keys() <= {"temperature", "top_p"}]
+    with Runtime([of], executors=executors) as runtime:
+        handles = [runtime.submit(chat(of), **ASKED[i]) for i in plain]
+        results = [handle.result(60) for handle in handles]
+    same(results, [undisturbed[i] for i in plain])
+    inner: Any = executors[-1]
+    (expert,) = inner.inner.experts.values()
+    steps = sum(len(result.outputs["tokens"]) for result in results) - len(results)
+    assert expert.ahead.counts.hits > steps / 2, (expert.ahead.counts, steps)
+
+
+def test_the_exact_mode_is_for_kernels(folder: Path) -> None:
+    with (
+        pytest.raises(CardError, match="over pages on cpu the definitions in torch compute"),
+        Runtime([card(folder, "paged")], batch_invariant=True),
+    ):
+        pass
