@@ -28,7 +28,7 @@ help:
 demo: .venv/demo.stamp
 	.venv/bin/omni demo
 
-test: .venv/test.stamp
+test: .venv/test.stamp .build/gpu-image/stamp
 	$(PY) -m pytest
 
 check: lint types fast
@@ -68,6 +68,14 @@ clean:
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv and pip was found: install one, or say make PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv .venv
+
+# The triton and the numpy of the GPU image, beside .venv: one test file runs with this folder in front of it.
+.build/gpu-image/stamp: constraints-gpu-image.txt | .venv/bin/python
+	@echo "installing the triton of the GPU image into $(@D), half a minute"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --constraint $< $(PIP_ARGS) --target $(@D) triton numpy \
+		|| { echo "the triton that $< names cannot be had: without it the kernels are not tested as the GPU image runs them"; exit 1; }
+	@touch $@
 
 .venv/demo.stamp: extras := demo
 .venv/test.stamp: extras := demo,test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
@@ -57,7 +58,7 @@ def build_all(
         exact: what is asked of them in batch-invariant mode; None: that is off.
 
     Raises:
-        OmniError: a card, a checkpoint or a missing package.
+        OmniError: a card, a checkpoint, a missing package, or kernels that `OMNI_KERNELS` asks for and that cannot run there.
         CardError: an op cannot be what `exact` asks.
     """
     if threads is not None or device != "cpu":
@@ -73,6 +74,13 @@ def build_all(
             raise CardError(f"device={device!r}: experts compute on 'cpu' and 'cuda' (which is also AMD's, by ROCm)")
         if threads is not None:
             torch.set_num_threads(threads)
+    if asked := os.environ.get("OMNI_KERNELS"):  # now, and not when the first request comes
+        import torch
+
+        from omni_runtime.kernels import settled
+
+        computes = any(spec.place == "device" for spec in specs.values())  # the host's experts are free to take what they need
+        settled("OMNI_KERNELS", asked, torch.device(device) if computes else None)
     found = {name: build(name, spec, device) for name, spec in specs.items()}
     for name, ops in (exact or {}).items():
         if short := sorted(set(ops) - invariant(found[name])):

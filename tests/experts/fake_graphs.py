@@ -86,6 +86,13 @@ class _Functions(TorchFunctionMode):
 
 
 @contextmanager
+def capturing(tape: list[_Operator]) -> Iterator[None]:
+    """A capture: what runs inside is written down."""
+    with _Functions(READS), _Operators(tape):
+        yield
+
+
+@contextmanager
 def launching() -> Iterator[None]:
     """What an op may do in its call: send to the device, and never wait for it."""
     with _Functions(READS - MAKES), _Operators():
@@ -108,7 +115,7 @@ class FakeRecorder:
 
     def record(self, call: Callable[[], graphs.Outputs]) -> tuple[graphs.Outputs, Callable[[], None]]:
         tape: list[_Operator] = []
-        with _Functions(READS), _Operators(tape):
+        with capturing(tape):
             outputs = tuple(made.clone() for made in call())
         self.captures += 1
         for made in outputs:
