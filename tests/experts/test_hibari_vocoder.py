@@ -14,6 +14,7 @@ import torch
 from hibari_toys import AHEAD, HOP, decode, frames, noise, row, shifted, steps, toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omni_runtime.kernels import cpu_build
 
 from omni_runtime.errors import CardError, CheckpointError, MissingExtra, RequestError
 from omni_runtime.experts import hibari_vocoder
@@ -21,7 +22,7 @@ from omni_runtime.experts.slots import Slots
 from omni_runtime.work import AudioStep, CallStep, Draw, Row
 
 pytestmark = pytest.mark.torch
-CLOSE = 1e-5
+CLOSE = 0.0 if cpu_build.wanted() else 1e-5  # torch's products of other shapes sum in another order
 TOY = toy()
 STREAM = frames(70, 1, 33, 2, 90)
 WHOLE = decode(TOY, STREAM)
@@ -40,7 +41,7 @@ def test_the_toy_makes_sound() -> None:
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (3,), (7,), (40,), (1, 60), (AHEAD,), (AHEAD + 1,)], ids=str)
 def test_chunks_of_a_size(sizes: tuple[int, ...]) -> None:
-    assert apart(decode(TOY, STREAM, sizes), WHOLE) < CLOSE
+    assert apart(decode(TOY, STREAM, sizes), WHOLE) <= CLOSE
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
@@ -49,7 +50,7 @@ def test_chunks_of_a_size(sizes: tuple[int, ...]) -> None:
 )
 def test_any_chunks_of_any_segments(sizes: list[int], lengths: list[int], seed: int) -> None:
     table = frames(*lengths, seed=seed)
-    assert apart(decode(TOY, table, sizes), decode(TOY, table)) < CLOSE
+    assert apart(decode(TOY, table, sizes), decode(TOY, table)) <= CLOSE
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, AHEAD - 1, AHEAD, AHEAD + 1, 2 * AHEAD + 1])
@@ -60,7 +61,7 @@ def test_every_frame_is_300_samples(count: int, marked: bool) -> None:
     whole = decode(TOY, table)
     assert whole.shape == (count * HOP,)
     for sizes in [(1,), (4,), (25,), (count + 1,)]:
-        assert apart(decode(TOY, table, sizes), whole) < CLOSE
+        assert apart(decode(TOY, table, sizes), whole) <= CLOSE
 
 
 def test_a_step_of_nothing() -> None:
@@ -73,7 +74,7 @@ def test_a_segment_sounds_as_if_it_were_alone() -> None:
     at = 0
     for length in (70, 1, 33, 2, 90):
         alone = decode(toy(shifted(at)), STREAM[at : at + length])
-        assert apart(alone, WHOLE[at * HOP : (at + length) * HOP]) < CLOSE
+        assert apart(alone, WHOLE[at * HOP : (at + length) * HOP]) <= CLOSE
         at += length
 
 
@@ -81,7 +82,7 @@ def test_up_to_a_mark_no_look_ahead_is_needed() -> None:
     slots = Slots("a")
     first = TOY.decode_audio([row(AudioStep(0, 70, tuple(STREAM[:70]), False))], slots)[0].items["samples"]
     rest = TOY.decode_audio([row(AudioStep(70, 126, tuple(STREAM[70:]), True))], slots)[0].items["samples"]
-    assert apart(np.concatenate([first, rest]), WHOLE) < CLOSE
+    assert apart(np.concatenate([first, rest]), WHOLE) <= CLOSE
 
 
 def test_an_end_that_is_known_late() -> None:
@@ -91,7 +92,7 @@ def test_an_end_that_is_known_late() -> None:
     slots = Slots("a")
     first = TOY.decode_audio([row(AudioStep(0, 3, tuple(table), False))], slots)[0].items["samples"]
     rest = TOY.decode_audio([row(AudioStep(3, AHEAD, tuple(table[3:]), True))], slots)[0].items["samples"]
-    assert apart(np.concatenate([first, rest]), decode(TOY, table)) < CLOSE
+    assert apart(np.concatenate([first, rest]), decode(TOY, table)) <= CLOSE
 
 
 @pytest.mark.parametrize("column", [5, 130], ids=["features", "pitch"])
@@ -120,7 +121,7 @@ def test_neighbours_leave_no_trace() -> None:
         for i, result in zip(alive, results, strict=True):
             sounds[i].append(result.items["samples"])
     for sound, table in zip(sounds[:3], tables[:3], strict=True):
-        assert apart(np.concatenate(sound), decode(TOY, table)) < CLOSE
+        assert apart(np.concatenate(sound), decode(TOY, table)) <= CLOSE
     assert np.isnan(np.concatenate(sounds[3])).all()
     assert slots.counts == (4, 0)
 
@@ -151,7 +152,7 @@ def test_a_batch_that_raised_can_be_run_again(when: int) -> None:
         for sound, result in zip(sounds, vocoder.decode_audio(rows, slots), strict=True):
             sound.append(result.items["samples"])
     for sound, table in zip(sounds, tables, strict=True):
-        assert apart(np.concatenate(sound), decode(TOY, table)) < CLOSE
+        assert apart(np.concatenate(sound), decode(TOY, table)) <= CLOSE
 
 
 def test_start_0_begins_anew() -> None:
@@ -159,7 +160,7 @@ def test_start_0_begins_anew() -> None:
     for step in list(steps(STREAM, (50,)))[:2]:
         TOY.decode_audio([row(step)], slots)
     again = [TOY.decode_audio([row(step)], slots)[0].items["samples"] for step in steps(STREAM, (64,))]
-    assert apart(np.concatenate(again), WHOLE) < CLOSE
+    assert apart(np.concatenate(again), WHOLE) <= CLOSE
 
 
 def test_wrong_steps_are_refused() -> None:
@@ -179,7 +180,7 @@ def test_wrong_steps_are_refused() -> None:
     with pytest.raises(RequestError, match=r"start=5: .* frame 0"):
         TOY.decode_audio([row(AudioStep(5, 1, tuple(STREAM[5:50]), False), run=2)], slots)
     rest = TOY.decode_audio([row(AudioStep(10, 186, tuple(STREAM[10:]), True))], slots)[0].items["samples"]
-    assert apart(rest, WHOLE[10 * HOP :]) < CLOSE
+    assert apart(rest, WHOLE[10 * HOP :]) <= CLOSE
 
 
 def test_no_global_generator_is_touched() -> None:

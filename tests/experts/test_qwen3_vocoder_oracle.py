@@ -74,7 +74,7 @@ def test_any_piece_size_with_convolutions_of_torch(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(cpu_build.compiler() is None, reason="no C compiler here")
 def test_the_convolutions_are_one_call_to_the_bit() -> None:
-    """In pieces of any size, alone and beside others; the transformer before them is not."""
+    """In pieces of any size, alone and beside others."""
     waves = vocoder()._waves
     x_RCT = torch.randn(3, vocoder().config.width, 40, generator=torch.Generator().manual_seed(3))
 
@@ -90,6 +90,28 @@ def test_the_convolutions_are_one_call_to_the_bit() -> None:
                     part, kept = waves(x_RCT[rows, :, at : at + size].clone(), kept, at == 0)
                     found.append(part)
                 assert torch.equal(torch.cat(found, 1), one[rows]), (size, rows)
+
+
+@pytest.mark.skipif(cpu_build.compiler() is None, reason="no C compiler here")
+def test_all_of_it_is_one_call_to_the_bit() -> None:
+    """Three streams that began at other times and are cut otherwise, together and alone, on one thread and on two."""
+    assert vocoder().exact
+    given = [codes(60, seed) for seed in (1, 2, 3)]
+    want = [pieces(one, [60]) for one in given]
+    cuts = [[1, 2, 7, 20, 30], [13, 1, 1, 40, 5], [25, 25, 8, 1, 1]]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        streams, found = [vocoder().fresh() for _ in given], [[] for _ in given]
+        for turn in range(5):
+            sizes = [cut[turn] for cut in cuts]
+            parts = [one[stream.frames : stream.frames + size] for one, stream, size in zip(given, streams, sizes, strict=True)]
+            for i, (stream, wave) in enumerate(vocoder().decode(streams, parts)):
+                streams[i] = stream
+                found[i].append(wave)
+        torch.set_num_threads(1)
+        for i, waves in enumerate(found):
+            assert torch.equal(torch.cat(waves), want[i]), (i, threads)
+            assert torch.equal(pieces(given[i], cuts[i]), want[i])
 
 
 def test_the_window_ends() -> None:
