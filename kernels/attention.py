@@ -79,7 +79,7 @@ TENSORS = ("blocks_RB", "starts_R", "lengths_R", "tiles_W5", "merges_M4")
 def plan(
     counts: Sequence[int],
     lengths: Sequence[int],
-    blocks: Sequence[Sequence[int]],
+    blocks: Sequence[Sequence[int] | np.ndarray[Any, Any]],
     group: int,
     window: int = 0,
     device: torch.device | str = "cpu",

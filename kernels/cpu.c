@@ -173,6 +173,27 @@ static void attention(const Batch *b, const Layer *l, long item) {
     for (int h = 0; h < group; h++) attend(q + h * E, k, v, b->position[row] + 1, E, b->scale, scores, out + h * E);
 }
 
+/* What a row of queries sees: `count` positions, keys of head g at k + g head, values likewise. */
+typedef struct {
+    const float *k, *v;
+    int64_t head, count;
+} Seen;
+
+/* Attention of rows that see different positions, [rows][heads][E] from rows of q `ldq` apart. */
+void omni_attend(const Seen *seen, const float *q, long ldq, float *out, long rows, int heads, int kv_heads, int E, float scale,
+                 int threads) {
+    const int group = heads / kv_heads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (long item = 0; item < rows * kv_heads; item++) {
+        long row = item / kv_heads, g = item % kv_heads;
+        const Seen *at = seen + row;
+        float *scores = room(1, at->count + 16);
+        for (int h = g * group; h < (g + 1) * group; h++)
+            attend(q + row * ldq + h * E, at->k + g * at->head, at->v + g * at->head, at->count, E, scale, scores,
+                   out + (row * heads + h) * E);
+    }
+}
+
 /* The experts that a row prefers, likeliest first; of equals the one with the smaller number. A row of NaN prefers the
  * first: what is chosen is an index in any case. */
 static void choose(const Batch *b, const Layer *l, long row) {

@@ -44,6 +44,7 @@ class Question(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     threads: int | None = None
     executor: Kind = "thread"
+    batch_invariant: bool = False
     samples: int = 1
     drawing: dict[str, Any] = {}  # further parameters of the answer's tokens, as in `request.ArParams`
     speed: float | None = None
@@ -112,6 +113,7 @@ def ask(question: Question) -> None:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
     cards = list(program.cards.values())
     chosen: Any = {"threads": question.threads, "executor": question.executor, "record": watch.recording}
+    chosen["batch_invariant"] = question.batch_invariant
     with watch, Runtime(cards, observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         if note:
@@ -191,6 +193,7 @@ def _as_json(result: Result, question: Question, loaded: float) -> dict[str, Any
         "usage": result.usage,
         "units": result.units,
         "seed": result.seed,
+        "batch_invariant": question.batch_invariant,
         "load_s": loaded,
         "first_s": result.timings.first,
         "total_s": result.timings.total,
@@ -220,6 +223,8 @@ def _stats(result: Result, question: Question, loaded: float) -> str:
     times = result.timings
     tokens = result.usage.get("think", {}).get("completion_tokens", 0)
     lines = ["", f"models loaded in      {loaded:6.2f} s"]
+    if question.batch_invariant:
+        lines.append("batch-invariant       these bits in any company, on this machine with as many threads")
     if "text" in times.first:
         lines.append(f"time to first token   {times.first['text']:6.2f} s")
     if question.speak:

@@ -52,6 +52,7 @@ class Trial(Struct, frozen=True):
     redact: bool = False
     json: bool = False
     executor: Kind = "thread"
+    batch_invariant: bool = False
 
 
 def calibrate(trial: Trial) -> None:
@@ -75,7 +76,8 @@ def calibrate(trial: Trial) -> None:
     began = time.perf_counter()
     log = Recording(trial.record, trial.redact) if trial.record is not None else None
     cards = list(program.cards.values())
-    with Runtime(cards, threads=trial.threads, executor=trial.executor, observers=[recorder], record=log) as runtime:
+    how: Any = {"threads": trial.threads, "executor": trial.executor, "batch_invariant": trial.batch_invariant}
+    with Runtime(cards, observers=[recorder], record=log, **how) as runtime:
         dice = np.random.default_rng([trial.seed, 11])
         number = 0
         for at_once in trial.concurrency:

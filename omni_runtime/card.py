@@ -117,6 +117,11 @@ class LoopSpec(Value):
         """Whether it draws at random: the samples of a request part at the first such loop."""
         return False
 
+    @property
+    def sized(self) -> bool:
+        """Whether a step is as large as it is granted, so that its op is called for other parts of the work every time."""
+        return self.kind in ("ar_decode", "talk", "audio_decode")
+
 
 class ArDecode(LoopSpec):
     """Autoregressive decoding of tokens.

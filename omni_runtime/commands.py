@@ -30,6 +30,7 @@ cli = typer.Typer(
 )  # fmt: skip
 executor_option = typer.Option(help="where the model runs: thread, or process (a worker that may die and is started again)")
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1, max=256)
+invariant_option = typer.Option("--batch-invariant", help="the same bits alone and in any crowd; slower for pictures")
 timeline_option = typer.Option(help="also write a timeline of every step into this HTML file")
 trace_option = typer.Option(help="also write a trace for Perfetto into this JSON file")
 record_option = typer.Option(help="also write all that the scheduler is fed into this file, for `omni replay`")
@@ -45,6 +46,7 @@ def demo(
     speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
     executor: Annotated[str, executor_option] = "thread",
+    batch_invariant: Annotated[bool, invariant_option] = False,
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
@@ -59,6 +61,7 @@ def demo(
             max_tokens=max_tokens,
             threads=threads,
             executor=kind_named(executor),
+            batch_invariant=batch_invariant,
             speed=speed,
             stats=True,
             timeline=timeline,
@@ -94,6 +97,7 @@ def run(
     speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
     executor: Annotated[str, executor_option] = "thread",
+    batch_invariant: Annotated[bool, invariant_option] = False,
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
@@ -124,6 +128,7 @@ def run(
             stop=tuple(stop or ()),
             threads=threads,
             executor=kind_named(executor),
+            batch_invariant=batch_invariant,
             samples=samples,
             drawing={
                 "top_k": top_k,
@@ -168,6 +173,7 @@ def paint(
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a sentence")] = False,
     threads: Annotated[int | None, threads_option] = None,
     executor: Annotated[str, executor_option] = "thread",
+    batch_invariant: Annotated[bool, invariant_option] = False,
     timeline: Annotated[Path | None, timeline_option] = None,
     trace: Annotated[Path | None, trace_option] = None,
     live: Annotated[bool | None, live_option] = None,
@@ -190,6 +196,7 @@ def paint(
             json=json,
             threads=threads,
             executor=kind_named(executor),
+            batch_invariant=batch_invariant,
             timeline=timeline,
             trace=trace,
             live=live,
@@ -294,6 +301,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
     threads: Annotated[int | None, threads_option] = None,
     executor: Annotated[str, executor_option] = "thread",
+    batch_invariant: Annotated[bool, invariant_option] = False,
     trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
     record: Annotated[Path | None, record_option] = None,
     redact: Annotated[bool, redact_option] = False,
@@ -304,7 +312,8 @@ def calibrate(
         levels = tuple(int(level) for level in concurrency.split(","))
     except ValueError:
         raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, kind_named(executor)))
+    where = kind_named(executor)
+    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, where, batch_invariant))
 
 
 @cli.command()

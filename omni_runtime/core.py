@@ -220,7 +220,9 @@ def _tell(item: Any, run: int) -> str:
     if isinstance(item, Broken):
         return f"batch {item.batch} broke: {item.error}"
     if isinstance(item, ExecutorUp | ExecutorDown):
-        return f"executor {item.executor} {'up' if isinstance(item, ExecutorUp) else 'down'}"
+        if isinstance(item, ExecutorUp):
+            return f"executor {item.executor} up" + (", batch-invariant" if item.batch_invariant else "")
+        return f"executor {item.executor} down"
     if isinstance(item, Evict) and item.run == run:
         what = ", ".join(item.loops) or "nothing yet"
         return f"{EVICTED[item.why]}: begins again with {what}"

@@ -35,7 +35,7 @@ class Options(Value):
     device: str = Field(default="cpu", min_length=1)
     kv_bytes: int = Field(default=1 << 30, ge=1)
     max_requests: int = Field(default=20_000, ge=1)
-    slots: int = Field(default=1, ge=1, le=64)
+    slots: int | None = Field(default=None, ge=1, le=64)
     threads: int | None = Field(default=None, ge=1, le=1024)
     prefix_cache: bool = True
     policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline"
@@ -45,6 +45,7 @@ class Options(Value):
     workers: Mapping[str, tuple[str, ...]] = {}
     hang_after_s: float | None = Field(default=120.0, gt=0.0, allow_inf_nan=False)
     hang_factor: float = Field(default=20.0, ge=1.0, allow_inf_nan=False)
+    batch_invariant: bool = Field(default=False, strict=True)
 
 
 class Runtime:
@@ -61,7 +62,8 @@ class Runtime:
         executors: instead of the ones that would be made from `cards`, `device` and `executor`.
         kv_bytes: memory for the KV caches of each expert that has one.
         max_requests: live requests before new ones are refused as overload.
-        slots: batches that may wait at an executor; with 2, a batch of another group is queued behind the one that runs.
+        slots: batches that may be at an executor at once; with 2, as is usual on a GPU, a batch of another group is queued behind
+            the one that runs. 1 elsewhere.
         observers: are told of every step, such as `observe.Recorder()`; one that raises hurts nobody.
         record: path of a log of all that the core is fed, for `omni replay`; or a `replay.Recording`, which can be redacted.
         threads: that torch uses for one op on a CPU, a setting of the whole process; None leaves it.
@@ -75,6 +77,8 @@ class Runtime:
             again, and its requests go on elsewhere or later; None: for ever.
         hang_factor: it may also take so many times what was predicted for it.
         prefix_cache: keep the KV of ended requests while there is room, for those that begin with the same text.
+        batch_invariant: outputs are the same to the bit alone and in any crowd, and after any preemption or loss, on the same
+            machine with the same number of `threads`. It costs speed where pictures and sounds are read or painted.
 
     Raises:
         CardError, CheckpointError, MissingExtra: a card cannot be loaded.
@@ -90,7 +94,7 @@ class Runtime:
         executors: list[Executor] | None = None,
         kv_bytes: int = 1 << 30,
         max_requests: int = 20_000,
-        slots: int = 1,
+        slots: int | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
         policy: Literal["deadline", "first_come", "stages", "requests"] = "deadline",
@@ -103,6 +107,7 @@ class Runtime:
         hang_factor: float = 20.0,
         observers: Iterable[Observer] = (),
         record: Recording | str | Path | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         if isinstance(cards, ModelCard | str | Program):
             raise CardError(f"cards: a list of ModelCards is needed, not {str(cards)[:60]!r}; write [card]")
@@ -123,6 +128,7 @@ class Runtime:
             workers=_tuples(workers or {}),
             hang_after_s=hang_after_s,
             hang_factor=hang_factor,
+            batch_invariant=batch_invariant,
         )
         watching = _observers(observers)
         recording = record if record is None or isinstance(record, Recording) else Recording(record)
@@ -145,6 +151,7 @@ class Runtime:
                 slots=slots,
                 threads=threads,
                 reuse=prefix_cache,
+                batch_invariant=batch_invariant,
             )
         self._ids = count(1)
         learned = Costs(seeds(*cards))

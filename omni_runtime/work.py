@@ -325,6 +325,7 @@ class ExecutorUp(Struct, frozen=True, array_like=True, tag="up"):
     pools: dict[str, int] = {}
     slots: int = 1  # batches that may lie in its mailbox at once
     reuse: bool = False  # it keeps the KV of ended loops until told to drop it, and copies beginnings of it
+    batch_invariant: bool = False  # its results are the same to the bit in any company
 
 
 class ExecutorDown(Struct, frozen=True, array_like=True, tag="down"):

@@ -28,6 +28,11 @@ def kind_named(name: str) -> Kind:
     raise CardError(f"executor={name!r}: " + unknown("executor", name, KINDS))
 
 
+def usual_slots(device: str) -> int:
+    """Batches at an executor of a device at once, where nobody says otherwise."""
+    return 2 if device.partition(":")[0] == "cuda" else 1
+
+
 def lineup(
     cards: Sequence[ModelCard],
     kind: Kind = "thread",
@@ -36,9 +41,10 @@ def lineup(
     *,
     workers: Mapping[str, Sequence[str]] | None = None,
     replicas: int = 1,
-    slots: int = 1,
+    slots: int | None = None,
     threads: int | None = None,
     reuse: bool = True,
+    batch_invariant: bool = False,
 ) -> list[Executor]:
     """The host's experts in a thread; the device's in an executor of this kind, or in several.
 
@@ -46,8 +52,11 @@ def lineup(
         kind: "thread"; "process"; or "loopback", a thread to which every message is encoded both ways.
         device: as torch names it.
         kv_bytes: memory for the KV caches of each expert that has one, on each executor.
+        slots: batches that may be at an executor at once, running or waiting. By default 2 on a GPU, where the second is launched
+            while the first is running, and 1 elsewhere.
         workers: executors by name, each with its "card/expert"s; what stands in several is served by all of them.
         replicas: executors with all experts of the device each; not with `workers`.
+        batch_invariant: results are the same to the bit in any company and after any loss (designs/0029-batch-invariant.md).
 
     Raises:
         CardError: an expert that does not exist, or that nobody would host.
@@ -56,20 +65,35 @@ def lineup(
     host = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "host"}
     ours = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "device"}
     name = device.replace(":", "")
+    slots = usual_slots(device) if slots is None else slots
     if workers:
         groups = _checked(workers, ours, replicas)
     elif replicas > 1:
         groups = {f"{name}-{i}": tuple(ours) for i in range(1, replicas + 1)}
     else:
         groups = {name: tuple(ours)}
-    made: list[Executor] = [ThreadExecutor("host#1", host, _pools(cards, host, kv_bytes))] if host else []
+    made: list[Executor] = []
+    if host:
+        exact = _exact(cards, host) if batch_invariant else None
+        made.append(ThreadExecutor("host#1", host, _pools(cards, host, kv_bytes), exact=exact))
     for group, experts in groups.items():
         if not experts:
             continue
         specs = {expert: ours[expert] for expert in experts}
         build = ProcessExecutor if kind == "process" else ThreadExecutor
-        made.append(build(f"{group}#1", specs, _pools(cards, specs, kv_bytes), device, slots, threads, reuse))
+        exact = _exact(cards, specs) if batch_invariant else None
+        made.append(build(f"{group}#1", specs, _pools(cards, specs, kv_bytes), device, slots, threads, reuse, exact))
     return [LoopbackExecutor(one) for one in made] if kind == "loopback" else made
+
+
+def _exact(cards: Sequence[ModelCard], experts: Mapping[str, ExpertSpec]) -> dict[str, tuple[str, ...]]:
+    """By expert, ops whose rows come in granted sizes: running them row by row would not make them exact."""
+    found: dict[str, tuple[str, ...]] = {}
+    for card in cards:
+        for loop in card.loops.values():
+            if (name := f"{card.name}/{loop.expert}") in experts and loop.sized:
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), loop.op)))
+    return found
 
 
 def _checked(workers: Mapping[str, Sequence[str]], ours: Mapping[str, ExpertSpec], replicas: int) -> dict[str, tuple[str, ...]]:

@@ -16,12 +16,14 @@ from threading import Lock, Thread
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 from pydantic import Field, StrictBool, model_validator
 
 from omni_runtime import errors
 from omni_runtime.card import ExpertSpec, Value
 from omni_runtime.errors import CardError, LoadError, unknown
 from omni_runtime.executors.child import Child, zmq_module
+from omni_runtime.executors.workbench import Exact
 from omni_runtime.executors.worker import Config, Failed, Loaded
 from omni_runtime.work import Broken, ExecutorDown, ExecutorUp, Message, Report, RunBatch, base
 
@@ -61,9 +63,10 @@ class ProcessExecutor:
         experts: "card/expert" -> its line on the card; built in the worker.
         pools: "card/expert" -> KV blocks that may be in use at once.
         device: as torch names it.
-        slots: batches that may lie in the mailbox at once.
+        slots: batches that may lie in the mailbox, or be queued on the device, at once.
         threads: of torch on a CPU, in the worker; None leaves its default.
         reuse: keep the KV of ended loops while there is room, for requests that begin with the same text.
+        exact: batch-invariant mode, and what is asked of the experts in it; None: off.
         load_s: seconds in which the experts must be there.
         silence_s: seconds without a heartbeat after which a worker that still exists is given up. An op may hold the interpreter
             for long, so be generous; `lose` is for ops that hang.
@@ -81,6 +84,7 @@ class ProcessExecutor:
         slots: int = 1,
         threads: int | None = None,
         reuse: bool = False,
+        exact: Exact | None = None,
         *,
         load_s: float = 600.0,
         silence_s: float = 120.0,
@@ -104,8 +108,10 @@ class ProcessExecutor:
         )
         if strangers := sorted(asked.pools.keys() - set(experts)):
             raise CardError("pools: " + unknown("expert", strangers[0], experts))
-        self.up = ExecutorUp(f"{base(name)}#{name.partition('#')[2] or 1}", tuple(experts), dict(pools), slots, reuse)
+        first = f"{base(name)}#{name.partition('#')[2] or 1}"
+        self.up = ExecutorUp(first, tuple(experts), dict(pools), slots, reuse, exact is not None)
         self.specs, self.device, self.threads = dict(experts), device, threads
+        self.exact = None if exact is None else {name: tuple(ops) for name, ops in exact.items()}
         self._load_s, self._silence_s, self._backoff_s, self._loads, self._stop_s = load_s, silence_s, backoff_s, loads, stop_s
         self._child: Child | None = None  # the one whose reports count
         self._lock = Lock()  # held while anything is sent or reported, so that nothing of an incarnation follows its end
@@ -245,7 +251,8 @@ class ProcessExecutor:
     def _load(self, child: Child, first: bool) -> None:
         """Until the experts are loaded, or it is clear that they will not be."""
         try:
-            config = pickle.dumps(Config(child.name, self.specs, self.device, self.threads))
+            told = (self.device, self.threads, self.up.slots, self.exact)
+            config = pickle.dumps(Config(child.name, self.specs, self.up.pools, *told))
         except Exception as error:
             raise CardError(f"experts of {self.name!r}: options that cannot go to another process: {error!r}") from None
         deadline = time.monotonic() + self._load_s
@@ -271,7 +278,7 @@ class ProcessExecutor:
         """Passes on what a worker says until it is gone; returns whether it answered anything."""
         with self._lock:
             self._child = child
-            self.up = ExecutorUp(f"{base(self.name)}#{number}", self.up.experts, self.up.pools, self.up.slots, self.up.reuse)
+            self.up = replace(self.up, executor=f"{base(self.name)}#{number}")
             if first:
                 self._first.put(self.up)
             else:

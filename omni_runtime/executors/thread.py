@@ -7,7 +7,7 @@ from threading import Lock
 
 from omni_runtime.card import ExpertSpec
 from omni_runtime.executors.mailbox import Mailbox
-from omni_runtime.executors.workbench import Workbench, build_all
+from omni_runtime.executors.workbench import Exact, Workbench, build_all
 from omni_runtime.experts.base import Expert
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import ExecutorDown, ExecutorUp, Message, Report, base
@@ -17,7 +17,7 @@ STOP_S = 30.0  # seconds that close() waits for the batch that is running
 
 
 class ThreadExecutor:
-    """Runs batches in a thread of its own, in the order given.
+    """Runs batches in a thread of its own, in the order given. On a GPU the next one is launched while one is still running.
 
     A thread cannot be killed: one that is lost goes on until its op returns, and what it says then is not passed on. The next
     incarnation works in a new thread, with the same experts and nothing else.
@@ -27,9 +27,10 @@ class ThreadExecutor:
         experts: "card/expert" -> its line on the card; built when the executor starts.
         pools: "card/expert" -> KV blocks that may be in use at once.
         device: as torch names it.
-        slots: batches that may lie in the mailbox at once.
+        slots: batches that may lie in the mailbox, or be queued on the device, at once.
         threads: of torch on a CPU; None leaves the process's setting.
         reuse: keep the KV of ended loops while there is room, for requests that begin with the same text.
+        exact: batch-invariant mode, and what is asked of the experts in it; None: off.
     """
 
     def __init__(
@@ -41,14 +42,15 @@ class ThreadExecutor:
         slots: int = 1,
         threads: int | None = None,
         reuse: bool = False,
+        exact: Exact | None = None,
     ) -> None:
-        self.specs = dict(experts)
-        self.up = ExecutorUp(name, tuple(experts), dict(pools), slots, reuse)
+        self.specs, self.exact = dict(experts), exact
+        self.up = ExecutorUp(name, tuple(experts), dict(pools), slots, reuse, exact is not None)
         self.device = device
         self.threads = threads
         self.experts: dict[str, Expert] = {}
-        self._bench = Workbench(name, self.experts, device)
-        self._mailbox = Mailbox(name, self._bench.run, self._died)
+        self._bench = self._new_bench()
+        self._mailbox = Mailbox(name, self._bench.launch, self._died, slots)
         self._number = 1
         self._deaths = 0
         self._closed = False
@@ -71,7 +73,7 @@ class ThreadExecutor:
             OmniError: a card, a checkpoint or a missing package.
         """
         self._report = report
-        self.experts.update(build_all(self.specs, self.device, self.threads))
+        self.experts.update(build_all(self.specs, self.up.pools, self.device, self.threads, self.exact))
         self._open()
         return self.up
 
@@ -88,6 +90,10 @@ class ThreadExecutor:
             self._closed = True
             mailbox = self._mailbox
         mailbox.close(STOP_S)
+
+    def _new_bench(self) -> Workbench:
+        exact = self.exact is not None
+        return Workbench(self.name, self.experts, self.device, batch_invariant=exact, threads=self.threads)
 
     def _open(self) -> None:
         mailbox = self._mailbox
@@ -112,12 +118,12 @@ class ThreadExecutor:
             mailbox.abandon()
             self._number += 1
             self.up = ExecutorUp(f"{base(self.name)}#{self._number}", *_hosted(self.up))
-            self._bench = Workbench(self.name, self.experts, self.device)
-            self._mailbox = Mailbox(self.name, self._bench.run, self._died)
+            self._bench = self._new_bench()
+            self._mailbox = Mailbox(self.name, self._bench.launch, self._died, self.up.slots)
             if back:
                 self._open()
                 self._report(self.up)
 
 
-def _hosted(up: ExecutorUp) -> tuple[tuple[str, ...], dict[str, int], int, bool]:
-    return up.experts, up.pools, up.slots, up.reuse
+def _hosted(up: ExecutorUp) -> tuple[tuple[str, ...], dict[str, int], int, bool, bool]:
+    return up.experts, up.pools, up.slots, up.reuse, up.batch_invariant

@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 import warnings
+from queue import SimpleQueue
 from threading import Thread
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from omni_runtime import errors
 from omni_runtime.card import ExpertSpec
 from omni_runtime.executors.codec import Wire, told
+from omni_runtime.executors.flights import Flight, Flights, Watcher
 from omni_runtime.executors.ring import Ring
 
 BEAT_S = 1.0
@@ -39,8 +41,11 @@ class Config(msgspec.Struct):
 
     name: str
     experts: dict[str, ExpertSpec]
+    pools: dict[str, int]
     device: str
     threads: int | None
+    slots: int
+    exact: dict[str, tuple[str, ...]] | None  # batch-invariant mode, and what is asked of experts in it
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -104,7 +109,9 @@ def _serve(boot: Boot) -> None:
         with warnings.catch_warnings(record=True) as noted:
             from omni_runtime.executors.workbench import Workbench, build_all
 
-            bench = Workbench(config.name, build_all(config.experts, config.device, config.threads), config.device, own=True)
+            experts = build_all(config.experts, config.pools, config.device, config.threads, config.exact)
+            mode = config.exact is not None
+            bench = Workbench(config.name, experts, config.device, own=True, batch_invariant=mode, threads=config.threads)
     except Exception as error:
         if not isinstance(error, errors.OmniError):
             traceback.print_exc()
@@ -118,11 +125,29 @@ def _serve(boot: Boot) -> None:
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     back.send(msgspec.msgpack.encode(Loaded(ours)))
     wire = Wire(Ring(boot.rings[1]), Ring(boot.rings[0]), own=True) if boot.rings else Wire()
-    while data := inbox.recv():
-        report = bench.run(wire.message(data))
-        if report is not None:
-            back.send(told(wire, report, bench.forget))
-        del data, report  # or the last batch's arrays live until the next one comes
+    landed: SimpleQueue[Flight] = SimpleQueue()
+    ear, wake = os.pipe()
+
+    def land(flight: Flight) -> None:
+        landed.put(flight)
+        os.write(wake, b".")
+
+    watcher = Watcher(config.name, land)
+    flights = Flights(bench.launch, lambda report: back.send(told(wire, report, bench.forget)), watcher.watch, config.slots)
+    poller = zmq.Poller()
+    poller.register(inbox, zmq.POLLIN)
+    poller.register(ear, zmq.POLLIN)
+    while True:
+        ready = dict(poller.poll()) if flights else {inbox: zmq.POLLIN}
+        if inbox in ready:
+            if not (data := inbox.recv()):
+                break
+            flights.carry(wire.message(data))
+            del data  # or the last batch's arrays live until the next one comes
+        else:  # what is there already is begun before anything is read
+            os.read(ear, 1)
+            flights.land(landed.get())
+    flights.rest()
     context.destroy(linger=10_000)
 
 

@@ -60,7 +60,7 @@ class BigVGAN:
         self.config, self.device = config, torch.device(device)
         self.back, self.ahead = config.reach
         parts = Parts(weights, self.device, "plain")
-        ours = cpu_sound.usable(self.device)
+        ours = self.exact = cpu_sound.usable(self.device)
         convolve, grow = (cpu_sound.conv, cpu_sound.grow) if ours else (sound.conv, sound.grow)
 
         def act(at: str) -> Bend:

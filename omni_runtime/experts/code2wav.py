@@ -18,17 +18,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from omni_runtime.experts.code2wav_waves import Waves
-from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.experts.linear import Linear, linear, native, varies
 from omni_runtime.experts.moe import Mlp, gated
 from omni_runtime.experts.rotary import falling, halves, turn
-from omni_runtime.kernels import rms_norm
+from omni_runtime.experts.steady import silu
+from omni_runtime.kernels import cpu_attention, cpu_sound, rms_norm
 from omni_runtime.weights.qwen3_omni_parts import VocoderConfig
 
 Tensors = Mapping[str, torch.Tensor]
+Seen = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of each row, [K, S, E]: those that were kept, and the new ones"""
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,17 @@ class Code2Wav:
                     out=fused(f"{at}.self_attn", ("o",), config.bias),
                     scale_D=take(f"{at}.self_attn_layer_scale.scale"),
                     mlp_norm_D=take(f"{at}.post_attention_layernorm.weight"),
-                    mlp=gated(fused(f"{at}.mlp", ("gate", "up")), fused(f"{at}.mlp", ("down",))),
+                    mlp=gated(fused(f"{at}.mlp", ("gate", "up")), fused(f"{at}.mlp", ("down",)), silu),
                     mlp_scale_D=take(f"{at}.mlp_layer_scale.scale"),
                 )
                 self._layers.append(layer)
             self._norm_D = take("pre_transformer.norm.weight")
             self._frequency_F = falling(config.head_dim, config.rope_theta)
             self._waves = Waves(config, take, layout)
+            ours = native(layout, self._embedding_VD) is not None
+        self._attend = self._by_query if ours else self._by_row
+        self.exact = ours and cpu_sound.usable(self.device)  # a sample tells neither its company nor its piece, to the bit
+        self.varies = "" if self.exact else varies(self.device, layout)
 
     def fresh(self, at: int = 0) -> Stream:
         """A stream that was fed nothing, whose first frame is number `at`."""
@@ -128,28 +136,44 @@ class Code2Wav:
         runs = [torch.arange(s.frames, s.frames + n) for s, n in zip(streams, lengths, strict=True)]
         cos_N1E, sin_N1E = halves(torch.cat(runs).float()[:, None] * self._frequency_F)
         cos_N1E, sin_N1E = cos_N1E.to(self.device), sin_N1E.to(self.device)
-        masks = [self._mask(s.window_LKSE.shape[2], n) for s, n in zip(streams, lengths, strict=True)]
+        before = [s.window_LKSE.shape[2] for s in streams]
         grown: list[list[torch.Tensor]] = [[] for _ in streams]
         turned = c.heads + c.kv_heads
         for i, layer in enumerate(self._layers):
             qkv_NHE = layer.qkv(rms_norm(x_ND, layer.norm_D, c.eps)).view(len(x_ND), turned + c.kv_heads, c.head_dim)
             qk_NHE = turn(qkv_NHE[:, :turned], cos_N1E, sin_N1E)
-            mixed, at = [], 0
+            seen, at = [], 0
             for r, (stream, n) in enumerate(zip(streams, lengths, strict=True)):
                 new = slice(at, at + n)
                 k_KSE = torch.cat([stream.window_LKSE[2 * i], qk_NHE[new, c.heads :].transpose(0, 1)], 1)
                 v_KSE = torch.cat([stream.window_LKSE[2 * i + 1], qkv_NHE[new, turned:].transpose(0, 1)], 1)
                 keep = slice(max(k_KSE.shape[1] - (c.window - 1), 0), None)
                 grown[r] += [k_KSE[:, keep], v_KSE[:, keep]]
-                q_1HTE = qk_NHE[None, new, : c.heads].transpose(1, 2)
-                out_1HTE = F.scaled_dot_product_attention(
-                    q_1HTE, k_KSE[None], v_KSE[None], attn_mask=masks[r], enable_gqa=c.heads > c.kv_heads
-                )
-                mixed.append(out_1HTE[0].transpose(0, 1).reshape(n, c.heads * c.head_dim))
+                seen.append((k_KSE, v_KSE))
                 at += n
-            x_ND = x_ND + layer.scale_D * layer.out(torch.cat(mixed))
+            x_ND = x_ND + layer.scale_D * layer.out(self._attend(qk_NHE[:, : c.heads], seen, before))
             x_ND = x_ND + layer.mlp_scale_D * layer.mlp(rms_norm(x_ND, layer.mlp_norm_D, c.eps))
         return rms_norm(x_ND, self._norm_D, c.eps), [torch.stack(rows) for rows in grown]
+
+    def _by_query(self, q_NHE: torch.Tensor, seen: Seen, before: Sequence[int]) -> torch.Tensor:
+        """[N, H·E] of all rows' queries, each over its own window, by the kernel for a CPU."""
+        stretches = []
+        for (k_KSE, v_KSE), kept in zip(seen, before, strict=True):
+            high = np.arange(kept + 1, k_KSE.shape[1] + 1)
+            stretches.append(cpu_attention.Stretch(k_KSE, v_KSE, np.maximum(high - self.config.window, 0), high))
+        return cpu_attention.attend(q_NHE, stretches)
+
+    def _by_row(self, q_NHE: torch.Tensor, seen: Seen, before: Sequence[int]) -> torch.Tensor:
+        """The same by torch, row by row."""
+        c, mixed = self.config, []
+        news = [k_KSE.shape[1] - kept for (k_KSE, _), kept in zip(seen, before, strict=True)]
+        for q, (k_KSE, v_KSE), kept in zip(q_NHE.split_with_sizes(news), seen, before, strict=True):
+            mask, grouped = self._mask(kept, len(q)), c.heads > c.kv_heads
+            out_1HTE = F.scaled_dot_product_attention(
+                q[None].transpose(1, 2), k_KSE[None], v_KSE[None], attn_mask=mask, enable_gqa=grouped
+            )
+            mixed.append(out_1HTE[0].transpose(0, 1).reshape(len(q), c.heads * c.head_dim))
+        return torch.cat(mixed)
 
     def _mask(self, kept: int, new: int) -> torch.Tensor | None:
         """Which positions each new one sees: itself and window - 1 before it."""

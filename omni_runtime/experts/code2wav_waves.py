@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from omni_runtime.experts.causal import CausalConv, CausalUpsample
 from omni_runtime.experts.linear import Linear, linear
+from omni_runtime.experts.steady import gelu
 from omni_runtime.kernels.sound import Bend
 from omni_runtime.weights.qwen3_omni_parts import VocoderConfig
 
@@ -114,7 +115,7 @@ class Waves:
             x_RCT = grow(block.upsample, x_RCT)
             h_RTC = run(block.depthwise, x_RCT).transpose(1, 2)
             h_RTC = F.layer_norm(h_RTC, h_RTC.shape[-1:], *block.norm, NORM_EPS)
-            flat = block.narrow(F.gelu(block.wide(h_RTC.flatten(0, 1)))) * block.gamma_D
+            flat = block.narrow(gelu(block.wide(h_RTC.flatten(0, 1)))) * block.gamma_D
             x_RCT = x_RCT + flat.view(h_RTC.shape).transpose(1, 2)
         x_RCT = run(self._first, x_RCT)
         for rate in self._rates:

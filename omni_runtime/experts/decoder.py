@@ -8,63 +8,37 @@ because gathering pages costs 3 to 4 times as much on a CPU.
 A span may bring what an omni model has in place of ids (`Given`): vectors, positions of three numbers, features for the first
 layers. Its neighbours are computed as if it were not there.
 
+On a CPU with a C compiler the layers are one call (`decoder_cpu.py`), on a GPU kernels over pages (`decoder_gpu.py`). What is
+here runs everywhere, and both are held to it.
+
 Suffixes: T tokens of all spans, S positions of one sequence, D width, H query heads, K key-value heads, G = H/K, E head
-dimension, V vocabulary, R spans that draw, L layers, N tokens of one span, M of them that features are added to, 3 axes.
+dimension, V vocabulary, R spans that draw, L layers, N tokens of one span, M of them that features are added to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from omni_runtime.errors import CheckpointError, RequestError
+from omni_runtime.errors import CardError, CheckpointError, RequestError
 from omni_runtime.experts.decoder_cpu import CpuLayers
-from omni_runtime.experts.kv_cache import Kept, KVCache
-from omni_runtime.experts.linear import Linear, linear, native
+from omni_runtime.experts.decoder_gpu import Arrays, PagedLayers, paged
+from omni_runtime.experts.kv_cache import Cache, Kept, KVCache
+from omni_runtime.experts.linear import Linear, linear, native, varies
 from omni_runtime.experts.moe import Mlp, gated, mixture, with_shared
+from omni_runtime.experts.one_thread import one_thread
+from omni_runtime.experts.pages import PagedCache, Pages
 from omni_runtime.experts.rotary import Rotary
+from omni_runtime.experts.spans import Given as Given
+from omni_runtime.experts.spans import Ran as Ran
+from omni_runtime.experts.spans import Span as Span
+from omni_runtime.experts.spans import features
 from omni_runtime.kernels import add_rms_norm, rms_norm
 from omni_runtime.weights.decoder_config import DecoderConfig, parameter_shapes
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a span brings beside or in place of token ids. Who makes it answers for its shapes."""
-
-    vectors_ND: torch.Tensor | None = None  # in place of the embeddings of the tokens, which may be empty then
-    positions_3N: torch.Tensor | None = None  # time, height, width; where a token stands in the cache is told by `start` as ever
-    rows: tuple[int, ...] = ()  # tokens of the span, rising, that `features_LMD` are added to
-    features_LMD: torch.Tensor | None = None  # after layer l: features_LMD[l] (DeepStack, Meng et al. 2024)
-
-
-@dataclass(frozen=True)
-class Span:
-    """Tokens at positions start .. start+count of the sequence in `cache`; positions before must be there already."""
-
-    cache: KVCache
-    start: int
-    tokens: Sequence[int]
-    draw: bool = False  # compute the logits after the last token
-    given: Given | None = None
-
-    @property
-    def count(self) -> int:
-        """Tokens, or vectors in place of them."""
-        vectors_ND = None if self.given is None else self.given.vectors_ND
-        return len(self.tokens) if vectors_ND is None else len(vectors_ND)
-
-
-class Ran(NamedTuple):
-    """What a pass gave."""
-
-    logits_RV: torch.Tensor  # of the spans that draw, in order
-    hidden_TD: torch.Tensor  # after the last norm
-    taps: dict[int, torch.Tensor]  # by layer, [T, D]: what it was fed by the one before, without that one's features
 
 
 @dataclass(frozen=True)
@@ -90,17 +64,27 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DecoderLM:
-    """Resident weights, float32.
+    """Resident weights: float32, or on a GPU what they are stored in.
 
-    `weights` has exactly the names of `parameter_shapes`; each is read once, layer by layer, so a lazy mapping never holds all.
-    `layout` is that of `linear.linear`.
+    Args:
+        config: the shape.
+        weights: exactly the names of `parameter_shapes`; each is read once, layer by layer, so a lazy mapping never holds all.
+        device: where it computes.
+        layout: that of `linear.linear`. "paged", and "auto" on a GPU: `decoder_gpu`, whose pool `allot` makes.
+        dtype: of a decoder with pages, see `decoder_gpu.kept_as`.
 
     Raises:
+        CardError: a layout or dtype that cannot be had here.
         CheckpointError: a tensor is missing, surplus or of another shape.
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], device: str = "cpu", layout: str = "auto"
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, torch.Tensor],
+        device: str = "cpu",
+        layout: str = "auto",
+        dtype: str = "auto",
     ) -> None:
         self.config, self.device = config, torch.device(device)
         shapes = parameter_shapes(config)
@@ -108,11 +92,25 @@ class DecoderLM:
             what = "missing" if odd[0] in shapes else "not part of this decoder"
             raise CheckpointError(f"tensor {odd[0]!r} is {what}; {len(odd)} names differ in all")
 
-        def take(name: str) -> torch.Tensor:
+        def stored(name: str) -> torch.Tensor:
             weight = weights[name]
             if tuple(weight.shape) != shapes[name]:
                 raise CheckpointError(f"tensor {name!r} has shape {tuple(weight.shape)}, the configuration asks {shapes[name]}")
-            return weight.detach().to(self.device, torch.float32)
+            return weight
+
+        def take(name: str) -> torch.Tensor:
+            return stored(name).detach().to(self.device, torch.float32)
+
+        self._paged = None
+        if paged(layout, self.device):
+            with torch.inference_mode():
+                self._paged = PagedLayers(config, stored, self.device, dtype)
+            self.exact = self._paged.exact
+            told = f"over pages on {self.device} the definitions in torch compute, whose sums depend on how many rows a call has"
+            self.varies = "" if self.exact else f"{told}; that is exact by Triton's kernels on a GPU: leave batch_invariant out"
+            return
+        if dtype not in ("auto", "float32"):
+            raise CardError(f"dtype={dtype!r}: layout {layout!r} computes in float32; take 'auto', or linear='paged' on a GPU")
 
         def fused(prefix: str, parts: tuple[str, ...], bias: bool = False, how: str = layout) -> Linear:
             biases_N = torch.cat([take(f"{prefix}.{part}_proj.bias") for part in parts]) if bias else None
@@ -142,6 +140,8 @@ class DecoderLM:
             self._turn = Rotary(config, self.device)
             kind = native(layout, self._embedding_VD)
             self._native = None if kind is None else CpuLayers(config, take, kind)
+            self.exact = kind is not None  # a row tells neither its company nor its chunk, to the bit
+            self.varies = "" if self.exact else varies(self.device, layout)
             self._layers = []
             for i in range(config.layers if kind is None else 0):
                 at = f"model.layers.{i}.self_attn"
@@ -156,9 +156,19 @@ class DecoderLM:
                 )
                 self._layers.append(layer)
 
-    def cache(self) -> KVCache:
+    def cache(self) -> Cache:
         """An empty cache for one sequence."""
-        return KVCache(self.config, str(self.device))
+        return KVCache(self.config, str(self.device)) if self._paged is None else PagedCache(self._paged.pages)
+
+    @property
+    def over_pages(self) -> PagedLayers | None:
+        """The layers that compute over pages, where there are any."""
+        return self._paged
+
+    @property
+    def pages(self) -> Pages | None:
+        """The pool that its caches lie in; None where each has memory of its own."""
+        return None if self._paged is None else self._paged.pages
 
     def check(self, span: Span) -> None:
         """Whether a span can run.
@@ -177,8 +187,16 @@ class DecoderLM:
             raise RequestError(f"tokens: {stop} positions, the model takes {self.config.positions}; shorten the prompt")
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """x_TD: what the first layer is fed for these ids. They must be of the vocabulary."""
+        """x_TD, float32: what the first layer is fed for these ids. They must be of the vocabulary."""
+        if self._paged is not None:
+            ids_T = self._paged.staging.send({"ids": np.array(tokens, np.int64)})["ids"]
+            return F.embedding(ids_T, self._paged.embedding_VD).float()
         return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self.device), self._embedding_VD)
+
+    def embed_there(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """The same of ids that are on the device of a decoder with pages."""
+        assert self._paged is not None
+        return F.embedding(ids_T, self._paged.embedding_VD).float()
 
     def forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """As `run`: (logits_RV, hidden_TD)."""
@@ -186,8 +204,9 @@ class DecoderLM:
         return ran.logits_RV, ran.hidden_TD
 
     @torch.inference_mode()
-    def run(self, spans: Sequence[Span], taps: Collection[int] = ()) -> Ran:
-        """Spans of different sequences together. `taps` names layers whose input is asked for; 0 is the embedding.
+    def run(self, spans: Sequence[Span], taps: Collection[int] = (), brought: Arrays | None = None) -> Ran:
+        """Spans of different sequences together. `taps` names layers whose input is asked for; 0 is the embedding. `brought` are
+        arrays that a decoder with pages sends along to its device, in the same copy.
 
         Caches are written at the positions of their span and then end with it: running a span again is harmless, and a lower
         `start` forgets what came after. After an exception they hold the positions before `start`. For errors see `check`.
@@ -198,7 +217,10 @@ class DecoderLM:
             self.check(span)
         config = self.config
         assert not config.embedding or all(span.given is not None for span in spans), "this decoder is fed vectors only"
-        assert self._head is not None or not any(span.draw for span in spans), "this decoder has no head to draw with"
+        assert config.head or not any(span.draw for span in spans), "this decoder has no head to draw with"
+        if self._paged is not None:
+            return self._paged.run(spans, taps, brought)
+        assert brought is None, "nothing is sent along where there is no device"
         lengths = [span.count for span in spans]
         positions = [range(span.start, span.start + n) for span, n in zip(spans, lengths, strict=True)]
         plain = all(span.given is None for span in spans)
@@ -208,14 +230,14 @@ class DecoderLM:
         else:
             x_TD = torch.cat([self._vectors(span) for span in spans])
             cos_T1E, sin_T1E = map(torch.cat, zip(*map(self._turned, spans), strict=True))
-        features = [] if plain else self._features(spans, lengths)
+        added = [] if plain else self._added(spans)
         for span, run in zip(spans, positions, strict=True):
             span.cache.length = span.start
             span.cache.reserve(run.stop)
         if self._native is not None:
-            h_TD, kept = self._natively(spans, x_TD, (cos_T1E, sin_T1E), features, taps)
+            h_TD, kept = self._natively(spans, x_TD, (cos_T1E, sin_T1E), added, taps)
         else:
-            h_TD, kept = self._in_torch(spans, x_TD, (cos_T1E, sin_T1E), features, taps)
+            h_TD, kept = self._in_torch(spans, x_TD, (cos_T1E, sin_T1E), added, taps)
         ends = [end - 1 for end, span in zip(_running(lengths), spans, strict=True) if span.draw]
         logits_RV = self._head(h_TD[ends]) if ends and self._head is not None else h_TD.new_empty(0, config.vocab)
         for span, run in zip(spans, positions, strict=True):
@@ -223,32 +245,32 @@ class DecoderLM:
         return Ran(logits_RV, h_TD, kept)
 
     def _natively(
-        self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], features: Features, taps: Taps
+        self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], added: Features, taps: Taps
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """hidden_TD and taps by the kernels for a CPU, which change x_TD."""
         assert self._native is not None
         sequence_T = [i for i, span in enumerate(spans) for _ in range(span.count)]
         position_T = [position for span in spans for position in range(span.start, span.start + span.count)]
-        layers = self._native.rows([span.cache.kept() for span in spans], sequence_T, position_T, *turns)
+        layers = self._native.rows([_own(span).kept() for span in spans], sequence_T, position_T, *turns)
         kept, at = {0: x_TD.clone()} if 0 in taps else {}, 0
-        for stop in sorted({*taps, *range(1, len(features) + 1), self.config.layers} - {0}):
+        for stop in sorted({*taps, *range(1, len(added) + 1), self.config.layers} - {0}):
             layers(x_TD, at, stop)
             if stop in taps:
                 kept[stop] = x_TD.clone()
-            if stop <= len(features):
-                x_TD.index_add_(0, *features[stop - 1])
+            if stop <= len(added):
+                x_TD.index_add_(0, *added[stop - 1])
             at = stop
         return self._native.norm(x_TD), kept
 
     def _in_torch(
-        self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], features: Features, taps: Taps
+        self, spans: Sequence[Span], x_TD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], added: Features, taps: Taps
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The same by torch, on any device: what the kernels are held to."""
         config, (cos_T1E, sin_T1E) = self.config, turns
         lengths = [span.count for span in spans]
         positions = [range(span.start, span.start + n) for span, n in zip(spans, lengths, strict=True)]
         # By layer, then by span. One slice and one unbind a span instead of four slices a span and layer.
-        reach = [(span.cache, run) for span, run in zip(spans, positions, strict=True)]
+        reach = [(_own(span), run) for span, run in zip(spans, positions, strict=True)]
         written = list(zip(*(cache.views(run.start, run.stop) for cache, run in reach), strict=True))
         seen = list(zip(*(cache.views(0, run.stop) for cache, run in reach), strict=True))
         attends = [self._attend(span.start, n) for span, n in zip(spans, lengths, strict=True)]
@@ -275,8 +297,8 @@ class DecoderLM:
             h_TD, x_TD = add_rms_norm(delta_TD, x_TD, after_D, config.eps)
             if i + 1 in taps:
                 kept[i + 1] = x_TD
-            if i < len(features):
-                rows_M, features_MD = features[i]
+            if i < len(added):
+                rows_M, features_MD = added[i]
                 x_TD = x_TD.index_add(0, rows_M, features_MD)
                 h_TD = h_TD.index_copy(0, rows_M, rms_norm(x_TD[rows_M], after_D, config.eps))  # the other rows stay as they are
         return h_TD, kept
@@ -296,7 +318,9 @@ class DecoderLM:
         return (qk_THE * cos_T1E).addcmul_(qk_THE.roll(config.head_dim // 2, -1), sin_T1E), qkv_THE[:, turned:]
 
     def rows(self, count: int, positions: int) -> torch.Tensor:
-        """kv_LRKSE for so many sequences in lockstep: keys of layer l at 2l, values at 2l + 1."""
+        """kv_LRKSE for so many sequences in lockstep: keys of layer l at 2l, values at 2l + 1. With pages, a block each."""
+        if self._paged is not None:
+            return self._paged.rows(count, positions)
         c = self.config
         return torch.empty(2 * c.layers, count, c.kv_heads, positions, c.head_dim, device=self.device)
 
@@ -311,6 +335,8 @@ class DecoderLM:
         rows, count = x_RND.shape[:2]
         stop = start + count
         assert count == 1 or start == 0, f"{count} positions at {start}"
+        if self._paged is not None:
+            return self._paged.lockstep(x_RND, kv_LRKSE, start)
         cos_N1E, sin_N1E = self._turn.tables(range(start, stop))
         cos_T1E, sin_T1E = cos_N1E.repeat(rows, 1, 1), sin_N1E.repeat(rows, 1, 1)
         if self._native is not None:
@@ -345,20 +371,11 @@ class DecoderLM:
         given_3N = None if span.given is None else span.given.positions_3N
         return self._turn.tables(range(span.start, span.start + span.count)) if given_3N is None else self._turn.turned(given_3N)
 
-    def _features(self, spans: Sequence[Span], lengths: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """By layer: rows_M of the whole batch and what is added to them, [M, D]. Spans may bring different numbers of layers."""
-        found: list[tuple[list[int], list[torch.Tensor]]] = []
-        for end, length, span in zip(_running(lengths), lengths, spans, strict=True):
-            given = span.given
-            if given is None or given.features_LMD is None or not given.rows:
-                continue
-            rows = [end - length + row for row in given.rows]
-            for i, features_MD in enumerate(given.features_LMD.to(self.device, torch.float32)):
-                if i == len(found):
-                    found.append(([], []))
-                found[i][0].extend(rows)
-                found[i][1].append(features_MD)
-        return [(torch.tensor(rows, device=self.device), torch.cat(parts)) for rows, parts in found]
+    def _added(self, spans: Sequence[Span]) -> Features:
+        return [
+            (torch.tensor(rows, device=self.device), torch.cat([part_MD.to(self.device, torch.float32) for part_MD in parts]))
+            for rows, parts in features(spans)
+        ]
 
     def _attend(self, start: int, count: int) -> Attend:
         """Attention of one span. Query heads that share a key head are rows of one product where there is one position."""
@@ -383,18 +400,9 @@ class DecoderLM:
         return many
 
 
-@contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Ops inside use one thread, where wanted: 3 µs to switch and back."""
-    threads = torch.get_num_threads() if wanted else 1
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _own(span: Span) -> KVCache:
+    assert isinstance(span.cache, KVCache), f"a {type(span.cache).__name__} for a decoder that keeps no pages"
+    return span.cache
 
 
 def _running(lengths: Sequence[int]) -> list[int]:

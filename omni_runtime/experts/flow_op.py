@@ -51,6 +51,8 @@ class Moves(Protocol):
     def config(self) -> Shape: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def exact(self) -> bool: ...
 
     def voice(self, condition_K: torch.Tensor, mel_TM: torch.Tensor) -> torch.Tensor: ...
 
@@ -92,6 +94,7 @@ class FlowOp:
         self._speakers = {name: (name, *given) for name, given in speakers.items()}
         self._voices: dict[str, torch.Tensor] = {}
         self.ops: Mapping[str, Op] = {"velocity": self.velocity}
+        self.invariant = frozenset(self.ops if flow.exact else ())
 
     @torch.inference_mode()
     def velocity(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from omni_runtime.experts.linear import Linear, linear, native
+from omni_runtime.experts.steady import gelu
 from omni_runtime.weights.hibari import WIDTH, voice_file
 from omni_runtime.weights.onnx_graph import Constants, load_graph
 
@@ -56,6 +59,23 @@ class Network:
     norm_shift_D: Tensor
     head_OD: Tensor  # O = P * B
     head_shift_O: Tensor
+
+    @property
+    def exact(self) -> bool:
+        """Whether a frame tells neither what else was computed with it nor in which piece, to the bit."""
+        return native("auto", self.head_OD) is not None
+
+    @cached_property
+    def products(self) -> tuple[Linear, tuple[tuple[Linear, Linear], ...], Linear]:
+        """First convolution, both layers of every block, head: in our own kernels, if there are any. 16 MB beside the weights."""
+        how = "native" if self.exact else "plain"
+
+        def pair(block: Block) -> tuple[Linear, Linear]:
+            wide, narrow = (block.widen_ED, block.widen_shift_E), (block.narrow_DE, block.narrow_shift_D)
+            return linear(*wide, how), linear(*narrow, how)
+
+        first, head = linear(self.first_DKW, self.first_shift_D, how), linear(self.head_OD, self.head_shift_O, how)
+        return first, tuple(pair(block) for block in self.blocks), head
 
 
 Tails = tuple[Tensor, ...]
@@ -138,18 +158,19 @@ def advance_network(net: Network, strands: Sequence[Strand]) -> list[tuple[Tails
     seen = windows(0)
     sizes = [max(len(rows) - (TAPS - 1), 0) for rows in seen]
     near_TKW = torch.cat([_unrolled(rows, size) for rows, size in zip(seen, sizes, strict=True)])
-    h_TD = F.linear(near_TKW, net.first_DKW, net.first_shift_D)
-    for i, block in enumerate(net.blocks):
+    first, blocks, head = net.products
+    h_TD = first(near_TKW)
+    for i, (block, (wide, narrow)) in enumerate(zip(net.blocks, blocks, strict=True)):
         news = list(torch.split(h_TD, sizes))
         seen = windows(i + 1)
         sizes = [max(len(rows) - (TAPS - 1), 0) for rows in seen]
         y_TD = torch.cat([_depthwise(rows, size, block) for rows, size in zip(seen, sizes, strict=True)])
         y_TD = F.layer_norm(y_TD, (CHANNELS,), block.norm_D, block.norm_shift_D, EPS)
-        y_TE = F.gelu(F.linear(y_TD, block.widen_ED, block.widen_shift_E))
+        y_TE = gelu(wide(y_TD))
         centre_TD = torch.cat([rows[SIDE : SIDE + size] for rows, size in zip(seen, sizes, strict=True)])
-        h_TD = centre_TD + F.linear(y_TE, block.narrow_DE, block.narrow_shift_D)
+        h_TD = centre_TD + narrow(y_TE)
     h_TD = F.layer_norm(h_TD, (CHANNELS,), net.norm_D, net.norm_shift_D, EPS)
-    spectra_TPB = F.linear(h_TD, net.head_OD, net.head_shift_O).reshape(-1, PARTS, BINS)
+    spectra_TPB = head(h_TD).reshape(-1, PARTS, BINS)
     return [(tuple(kept), part) for kept, part in zip(tails, torch.split(spectra_TPB, sizes), strict=True)]
 
 

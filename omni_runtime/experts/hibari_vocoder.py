@@ -27,10 +27,12 @@ from torch import Tensor
 from omni_runtime.errors import CardError, RequestError, unknown
 from omni_runtime.experts.base import Op
 from omni_runtime.experts.hibari_network import BINS, REACH, Network, Strand, Tails, advance_network, fresh_tails, load_network
+from omni_runtime.experts.linear import varies
 from omni_runtime.experts.overlap_add import LEAD, Overlap, add_frames, fresh_overlap
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.experts.pulse_source import HOP, RATE, Source, advance_source, fresh_source, hann
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.steady import steady
 from omni_runtime.weights.hibari import WIDTH
 from omni_runtime.work import AudioStep, Draw, Row, StepResult
 
@@ -95,6 +97,8 @@ class HibariVocoder:
         self._window_N = hann(device)
         self._unit_window_N = self._window_N / HOP
         self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
+        self.invariant = frozenset(self.ops if network.exact else ())
+        self.varies = "" if network.exact else varies(torch.device(device))
 
     @torch.inference_mode()
     def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
@@ -171,7 +175,7 @@ class HibariVocoder:
 def _mixed(spectra_TPB: Tensor, pulses_TB: Tensor, noise_TB: Tensor) -> Tensor:
     """The formula at the top of this file."""
     lh_TB, theta_TB, ln_TB, lr_TB, phi_TB = spectra_TPB.unbind(1)
-    mixed_TB = torch.polar(_loud(lh_TB), torch.tanh(theta_TB) * torch.pi) * pulses_TB
+    mixed_TB = steady(torch.mul, torch.polar(_loud(lh_TB), torch.tanh(theta_TB) * torch.pi), pulses_TB)
     mixed_TB += _loud(ln_TB) * noise_TB
     mixed_TB += torch.polar(_loud(lr_TB), phi_TB)
     mixed_TB[:, :: BINS - 1].imag.zero_()  # a real signal's first and last bin are real; cuFFT may use what is there

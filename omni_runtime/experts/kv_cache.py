@@ -5,6 +5,8 @@ Suffixes: L layers, K key-value heads, S positions, E head dimension.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,12 +22,31 @@ class Kept(NamedTuple):
     head: int
 
 
-class KVCache:
-    """Keys and values of one sequence, contiguous. It grows by doubling: each position is copied once on average.
+class Cache(ABC):
+    """Keys and values of one sequence.
 
     Attributes:
         length: positions that hold a token.
     """
+
+    length: int
+
+    @abstractmethod
+    def grant(self, first: int, blocks: Sequence[int]) -> None:
+        """Blocks of the pool that are the sequence's own from now on, at place `first` of its table and after. A row that is run
+        again names the same place again."""
+
+    @abstractmethod
+    def reserve(self, length: int) -> None:
+        """Makes sure of room for `length` positions, keeping what is there."""
+
+    @abstractmethod
+    def begin_as(self, other: Cache, length: int) -> None:
+        """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
+
+
+class KVCache(Cache):
+    """Keys and values of one sequence, contiguous. It grows by doubling: each position is copied once on average."""
 
     LEAST = 64  # positions
 
@@ -35,8 +56,10 @@ class KVCache:
         # Layer l: keys at 2l, values at 2l + 1.
         self._kv_LKSE = torch.empty(2 * config.layers, config.kv_heads, 0, config.head_dim, device=device)
 
+    def grant(self, first: int, blocks: Sequence[int]) -> None:
+        """Nothing: here numbers of blocks are for the books."""
+
     def reserve(self, length: int) -> None:
-        """Makes room for `length` positions, keeping what is there."""
         have = self._kv_LKSE.shape[2]
         if length <= have:
             return
@@ -48,8 +71,8 @@ class KVCache:
         self._kv_LKSE = grown
 
     @torch.inference_mode()  # a cache that has grown inside a pass may not be written to outside of one
-    def begin_as(self, other: KVCache, length: int) -> None:
-        """Holds a copy of the first `length` positions of another cache from now on, and nothing else."""
+    def begin_as(self, other: Cache, length: int) -> None:
+        assert isinstance(other, KVCache), f"a copy of a {type(other).__name__}"
         assert length <= other.length, f"a copy of {length} positions from a cache of {other.length}"
         self.length = 0
         self.reserve(length)

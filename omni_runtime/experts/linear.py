@@ -23,6 +23,7 @@ A transposed weight (torch.mm) needs 34 ms for one request on one thread but mor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -35,7 +36,7 @@ from omni_runtime.weights.memory import PACKED_FROM
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """x_TK → y_TN"""
 
-LAYOUTS = ("auto", "native", "bfloat16", "int8", "packed", "plain")
+LAYOUTS = ("auto", "native", "bfloat16", "int8", "packed", "plain", "paged")
 NATIVE = {"auto": "float32", "native": "float32", "bfloat16": "bfloat16", "int8": "int8"}
 _FEW, _MANY = 2, 256  # rows: up to the first and from the second on the weight as stored is as fast or faster
 _ROWS_HINT = 16  # the number of rows that oneDNN picks its layout for: with 1, 16 rows take 1.3 times as long
@@ -62,11 +63,23 @@ def native(layout: str, weight: torch.Tensor) -> str | None:
     return NATIVE[layout]
 
 
+def varies(device: torch.device, layout: str = "auto") -> str:
+    """Why products of this layout depend on the rows of a call, for who asked for a mode in which nothing does."""
+    told = f"linear={layout!r} is torch's there, whose sums depend on how many rows a call has"
+    if device.type != "cpu":
+        return f"{told}; on {device} that cannot be had yet, leave batch_invariant out"
+    if reason := "" if cpu_build.library() is not None else cpu_build.why():
+        return f"{told}, and our own kernels cannot be had: {reason}; install a compiler, or leave batch_invariant out"
+    unset = " and unset OMNI_KERNELS" if os.environ.get("OMNI_KERNELS") else ""
+    return f"{told}; take linear='auto', 'native', 'bfloat16' or 'int8'{unset}, or leave batch_invariant out"
+
+
 def linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, layout: str = "auto") -> Linear:
     """x ↦ x Wᵀ + b. Layouts differ in the order of summation only: 1e-6 relative.
 
     "native", "bfloat16" and "int8" are our own kernels with weights of that type, "plain" keeps the weight as it is given,
-    "packed" one packed copy; "auto" is "native" where it can be had, else what the table above says.
+    "packed" one packed copy; "paged", which means something for a whole decoder, is "plain"; "auto" is "native" where it can be
+    had, else what the table above says.
 
     Raises:
         CardError: an unknown layout, or one that cannot be had here.
@@ -78,7 +91,7 @@ def linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, layout: 
     if layout == "packed" and not can_pack(weight_NK):
         what = f"{weight_NK.dtype} on {weight_NK.device}"
         raise CardError(f"linear='packed': oneDNN packs float32 weights on a CPU, not {what}; use 'auto'")
-    if layout == "plain" or (layout == "auto" and (weight_NK.numel() < PACKED_FROM or not can_pack(weight_NK))):
+    if layout in ("plain", "paged") or (layout == "auto" and (weight_NK.numel() < PACKED_FROM or not can_pack(weight_NK))):
         return lambda x_TK: F.linear(x_TK, weight_NK, bias_N)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_NK, _ROWS_HINT)
     run = torch.ops.mkldnn._linear_pointwise.default

@@ -16,6 +16,7 @@ import torch
 
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.base import Op
+from omni_runtime.experts.linear import varies
 from omni_runtime.experts.slots import Slots
 from omni_runtime.work import AudioStep, Row, StepResult
 
@@ -37,6 +38,8 @@ class Decodes(Protocol):
 
     back: int
     ahead: int
+    exact: bool  # a sample does not tell in which piece it came, to the bit
+    device: torch.device
 
     def piece(self, first: int, frames_TM: torch.Tensor, start: int, stop: int) -> torch.Tensor: ...
 
@@ -47,6 +50,8 @@ class MelVocoder:
     def __init__(self, model: Decodes) -> None:
         self.model = model
         self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
+        self.invariant = frozenset(self.ops if model.exact else ())
+        self.varies = "" if model.exact else varies(model.device)
 
     def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
         """Port "samples": float32 [size · hop] within -1..1.

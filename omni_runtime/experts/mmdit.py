@@ -11,13 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import CardError, CheckpointError, unknown
-from omni_runtime.kernels import gate, modulate, rms_norm
+from omni_runtime.kernels import JointPlan, gate, joint_attention, joint_plan, modulate, rms_norm
+
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values, each [B, N, H, E]"""
 
 WAVES = 256  # features of the sines and cosines that a timestep becomes
 EPS = 1e-6  # of the norm of queries and keys
@@ -153,28 +157,58 @@ class _Heads:
     """Queries, keys and values of one stream of tokens, and the way back."""
 
     def __init__(
-        self, parts: _Parts, config: MMDiTConfig, at: str, qkv: tuple[str, str, str], out: str | None, norm: str
+        self,
+        parts: _Parts,
+        config: MMDiTConfig,
+        at: str,
+        qkv: tuple[str, str, str],
+        out: str | None,
+        norm: str,
+        form: str | None,
     ) -> None:
         self._qkv = parts.linear(*(f"{at}.{name}" for name in qkv))
         self.out = parts.linear(f"{at}.{out}") if out else None
         self._norms = None
         if config.qk_norm:
             self._norms = tuple(parts.tensor(f"{at}.{norm}_{x}.weight") for x in "qk")
-        self._head = config.attention_head_dim
+        self._head, self._form = config.attention_head_dim, form
 
-    def __call__(self, x_BND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v, each [B, H, N, E]."""
+    def __call__(self, x_BND: torch.Tensor) -> QKV:
         batch, tokens, _ = x_BND.shape
-        qkv_3BHNE = self._qkv(x_BND).view(batch, tokens, 3, -1, self._head).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv_3BHNE.unbind()
+        q, k, v = self._qkv(x_BND).view(batch, tokens, 3, -1, self._head).unbind(2)
         if self._norms is not None:
-            q, k = rms_norm(q, self._norms[0], EPS), rms_norm(k, self._norms[1], EPS)
+            q, k = rms_norm(q, self._norms[0], EPS, self._form), rms_norm(k, self._norms[1], EPS, self._form)
         return q, k, v
 
 
-def _attend(q_BHTE: torch.Tensor, k_BHTE: torch.Tensor, v_BHTE: torch.Tensor) -> torch.Tensor:
-    """Every token sees every token: [B, T, D]."""
-    return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE).transpose(1, 2).flatten(2)
+@dataclass(frozen=True)
+class Plans:
+    """How a batch attends: image and text to both, and where a layer has a second attention, the image to itself."""
+
+    joint: JointPlan
+    alone: JointPlan
+
+
+def _attend(first: QKV, second: QKV | None, plan: JointPlan | None, form: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token of a sample sees every token of both streams: [B, N, D] and [B, S, D].
+
+    With a plan in one kernel that reads both streams where they lie; without, copied into one and by torch, which on a CPU takes
+    less than the kernel's definition.
+    """
+    batch, tokens, heads, head = first[0].shape
+    if plan is None:
+        if second is None:
+            q, k, v = (x_BNHE.transpose(1, 2) for x_BNHE in first)
+            mixed_BTD = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            return mixed_BTD, mixed_BTD[:, :0]
+        q, k, v = (torch.cat([x.transpose(1, 2), y.transpose(1, 2)], 2) for x, y in zip(first, second, strict=True))
+        mixed_BTD = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        own_BND, other_BSD = mixed_BTD.split([tokens, second[0].shape[1]], 1)
+        return own_BND, other_BSD
+    ours = [x_BNHE.flatten(0, 1) for x_BNHE in first]
+    theirs = [x_NHE[:0] for x_NHE in ours] if second is None else [x_BSHE.flatten(0, 1) for x_BSHE in second]
+    own_NHE, other_SHE = joint_attention(ours, theirs, plan, head**-0.5, form)
+    return own_NHE.view(batch, tokens, heads * head), other_SHE.view(batch, len(other_SHE) // batch, heads * head)
 
 
 class _FeedForward:
@@ -190,52 +224,62 @@ class _FeedForward:
 class _Block:
     """One layer. The last one of a network does not go on with the text tokens (`last`)."""
 
-    def __init__(self, parts: _Parts, config: MMDiTConfig, i: int) -> None:
-        at = f"transformer_blocks.{i}"
+    def __init__(self, parts: _Parts, config: MMDiTConfig, i: int, form: str | None) -> None:
+        at, self._form = f"transformer_blocks.{i}", form
         self.last, self.dual = i + 1 == config.num_layers, i in config.dual_attention_layers
         self._modulation, self._text_modulation = parts.linear(f"{at}.norm1.linear"), parts.linear(f"{at}.norm1_context.linear")
-        self._image = _Heads(parts, config, f"{at}.attn", ("to_q", "to_k", "to_v"), "to_out.0", "norm")
+        self._image = _Heads(parts, config, f"{at}.attn", ("to_q", "to_k", "to_v"), "to_out.0", "norm", form)
         names = ("add_q_proj", "add_k_proj", "add_v_proj")
-        self._text = _Heads(parts, config, f"{at}.attn", names, None if self.last else "to_add_out", "norm_added")
+        self._text = _Heads(parts, config, f"{at}.attn", names, None if self.last else "to_add_out", "norm_added", form)
         self._second = None
         if self.dual:
-            self._second = _Heads(parts, config, f"{at}.attn2", ("to_q", "to_k", "to_v"), "to_out.0", "norm")
+            self._second = _Heads(parts, config, f"{at}.attn2", ("to_q", "to_k", "to_v"), "to_out.0", "norm", form)
         self._feed = _FeedForward(parts, f"{at}.ff")
         self._text_feed = None if self.last else _FeedForward(parts, f"{at}.ff_context")
 
     def __call__(
-        self, image_BND: torch.Tensor, text_BSD: torch.Tensor, told_BD: torch.Tensor
+        self, image_BND: torch.Tensor, text_BSD: torch.Tensor, told_BD: torch.Tensor, plans: Plans | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Image and text tokens one layer on. `told_BD` is SiLU of what the layer is told about time and text."""
-        width = image_BND.shape[-1]
+        width, form = image_BND.shape[-1], self._form
         m = self._modulation(told_BD).split(width, 1)  # shift, scale, gate of attention; of the feed-forward; of the second
         c = self._text_modulation(told_BD).split(width, 1)  # the same, or (scale, shift) in the last layer
-        q, k, v = self._image(modulate(image_BND, m[0], m[1]))
         text_shift, text_scale = (c[1], c[0]) if self.last else (c[0], c[1])
-        qt, kt, vt = self._text(modulate(text_BSD, text_shift, text_scale))
-        joint_BTD = _attend(torch.cat([q, qt], 2), torch.cat([k, kt], 2), torch.cat([v, vt], 2))
-        own_BND, text_own_BSD = joint_BTD.split([image_BND.shape[1], text_BSD.shape[1]], 1)
+        first = self._image(modulate(image_BND, m[0], m[1], form))
+        second = self._text(modulate(text_BSD, text_shift, text_scale, form))
+        own_BND, text_own_BSD = _attend(first, second, None if plans is None else plans.joint, form)
         assert self._image.out is not None
-        after_BND = gate(image_BND, self._image.out(own_BND), m[2])
+        after_BND = gate(image_BND, self._image.out(own_BND), m[2], form)
         if self._second is not None:  # attention of the image to itself, from the same input as the first
             assert self._second.out is not None
-            alone_BND = _attend(*self._second(modulate(image_BND, m[6], m[7])))
-            after_BND = gate(after_BND, self._second.out(alone_BND), m[8])
-        after_BND = gate(after_BND, self._feed(modulate(after_BND, m[3], m[4])), m[5])
+            plan = None if plans is None else plans.alone
+            alone_BND, _ = _attend(self._second(modulate(image_BND, m[6], m[7], form)), None, plan, form)
+            after_BND = gate(after_BND, self._second.out(alone_BND), m[8], form)
+        after_BND = gate(after_BND, self._feed(modulate(after_BND, m[3], m[4], form)), m[5], form)
         if self._text.out is None or self._text_feed is None:
             return after_BND, text_BSD
-        text_BSD = gate(text_BSD, self._text.out(text_own_BSD), c[2])
-        return after_BND, gate(text_BSD, self._text_feed(modulate(text_BSD, c[3], c[4])), c[5])
+        text_BSD = gate(text_BSD, self._text.out(text_own_BSD), c[2], form)
+        return after_BND, gate(text_BSD, self._text_feed(modulate(text_BSD, c[3], c[4], form)), c[5], form)
+
+
+@lru_cache(maxsize=64)
+def _plans(rows: int, image: int, text: int, device: torch.device) -> Plans:
+    return Plans(joint_plan([(image, text)] * rows, device), joint_plan([(image, 0)] * rows, device))
 
 
 class MMDiT:
     """Resident weights, float32.
 
-    `weights` has the names and shapes of `parameter_shapes`; each is read once, so a lazy mapping never holds all.
+    Args:
+        weights: by the names and in the shapes of `parameter_shapes`; each is read once, so a lazy mapping never holds all.
+        form: of the kernels, see `omni_runtime.kernels`. With one, or on a GPU, attention is the fused kernel.
     """
 
-    def __init__(self, config: MMDiTConfig, weights: Mapping[str, torch.Tensor], device: str = "cpu") -> None:
-        self.config, self.device = config, torch.device(device)
+    def __init__(
+        self, config: MMDiTConfig, weights: Mapping[str, torch.Tensor], device: str = "cpu", form: str | None = None
+    ) -> None:
+        self.config, self.device, self.form = config, torch.device(device), form
+        self._fused = form is not None or self.device.type == "cuda"
         parts = _Parts(weights, self.device)
         with torch.inference_mode():
             side = config.pos_embed_max_size
@@ -244,16 +288,29 @@ class MMDiT:
             self._time = [parts.linear(f"time_text_embed.timestep_embedder.linear_{i}") for i in (1, 2)]
             self._pooled = [parts.linear(f"time_text_embed.text_embedder.linear_{i}") for i in (1, 2)]
             self._text = parts.linear("context_embedder")
-            self._blocks = [_Block(parts, config, i) for i in range(config.num_layers)]
+            self._blocks = [_Block(parts, config, i, form) for i in range(config.num_layers)]
             self._last_modulation, self._out = parts.linear("norm_out.linear"), parts.linear("proj_out")
             half = WAVES // 2
             self._frequency = torch.exp(-math.log(10_000) / half * torch.arange(half, device=self.device))
 
+    def plans(self, rows: int, size: tuple[int, ...], tokens: int) -> Plans | None:
+        """How a batch of so many rows attends, with latents of this size and texts of so many tokens; None: without a plan.
+
+        To make one waits for the device, so whoever captures `forward` asks before, and holds it as long as the graph.
+        """
+        patch = self.config.patch_size
+        return _plans(rows, (size[-2] // patch) * (size[-1] // patch), tokens, self.device) if self._fused else None
+
     @torch.inference_mode()
     def forward(
-        self, latent_BCYX: torch.Tensor, timestep_B: torch.Tensor, text_BSJ: torch.Tensor, pooled_BP: torch.Tensor
+        self,
+        latent_BCYX: torch.Tensor,
+        timestep_B: torch.Tensor,
+        text_BSJ: torch.Tensor,
+        pooled_BP: torch.Tensor,
+        plans: Plans | None = None,
     ) -> torch.Tensor:
-        """The velocity noise - clean that each row of a batch moves along, [B, C, Y, X].
+        """The velocity noise - clean that each row of a batch moves along, [B, C, Y, X]. `plans` are made if none are given.
 
         Rows are independent of each other, up to the order of summation that matrix products of another size take.
 
@@ -266,6 +323,8 @@ class MMDiT:
         if rows % patch or columns % patch or max(height, width) > config.pos_embed_max_size:
             most = config.pos_embed_max_size * patch
             raise CardError(f"a latent of {rows} x {columns}: multiples of {patch} up to {most} are needed")
+        if plans is None:
+            plans = self.plans(len(latent_BCYX), latent_BCYX.shape, text_BSJ.shape[1])
         told_BD = F.silu(self._tell(timestep_B, pooled_BP))
         text_BSD = self._text(text_BSJ)
         # Token (y, x) is the patch there, its elements in the order channel, row, column.
@@ -274,9 +333,9 @@ class MMDiT:
         places_ND = self._places_YXD[top : top + height, left : left + width].reshape(height * width, config.width)
         image_BND = F.linear(cut_BNK, *self._patch) + places_ND
         for block in self._blocks:
-            image_BND, text_BSD = block(image_BND, text_BSD, told_BD)
+            image_BND, text_BSD = block(image_BND, text_BSD, told_BD, plans)
         scale_BD, shift_BD = self._last_modulation(told_BD).chunk(2, 1)
-        out_BNK = self._out(modulate(image_BND, shift_BD, scale_BD))
+        out_BNK = self._out(modulate(image_BND, shift_BD, scale_BD, self.form))
         # Elements of a token come in the order row, column, channel here.
         return (
             out_BNK.view(-1, height, width, patch, patch, config.out_channels)

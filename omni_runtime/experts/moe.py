@@ -17,12 +17,12 @@ Mlp = Callable[[torch.Tensor], torch.Tensor]
 """h_TD → what the layer adds, [T, D]"""
 
 
-def gated(gate_up: Linear, down: Linear) -> Mlp:
+def gated(gate_up: Linear, down: Linear, silu: Linear = F.silu) -> Mlp:
     """down(silu(gate) · up): SwiGLU (Shazeer 2020), gate and up as one product."""
 
     def run(h_TD: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up(h_TD).chunk(2, -1)
-        return down(F.silu(gate_TF).mul_(up_TF))
+        return down(silu(gate_TF).mul_(up_TF))
 
     return run
 

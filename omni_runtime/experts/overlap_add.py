@@ -46,7 +46,7 @@ def add_frames(overlap: Overlap, spectra_TB: Tensor, ends: bool, window_N: Tenso
     sound_TH = torch.cat([overlap.sound_JH, overlap.sound_JH.new_zeros(count, HOP)])
     weight_TH = torch.cat([overlap.weight_JH, overlap.weight_JH.new_zeros(count, HOP)])
     if frames_TJH is not None:
-        for j in range(OVERLAP):
+        for j in reversed(range(OVERLAP)):  # a block takes its oldest frame first, as it does when they come one by one
             sound_TH[j : j + count] += frames_TJH[:, j]
             weight_TH[j : j + count] += square_JH[j]
     certain = count + LEAD if ends else count

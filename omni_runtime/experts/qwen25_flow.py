@@ -84,6 +84,11 @@ class Flow:
             if last is not None and c.head_dim % LANES == 0:
                 self._native = CpuFlow(c, packs, self._in_DM, self._code_VD, last, self._told, self._frequency)
 
+    @property
+    def exact(self) -> bool:
+        """Whether a window tells nothing of its company, to the bit."""
+        return self._native is not None
+
     @torch.inference_mode()
     def voice(self, condition_K: torch.Tensor, mel_TM: torch.Tensor) -> torch.Tensor:
         """voice_2D: what a speaker adds to the input of every frame, and what nobody adds."""

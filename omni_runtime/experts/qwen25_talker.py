@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from omni_runtime.experts import device_draw
 from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.sampling import draw
-from omni_runtime.experts.talk_span import Talked, TalkSpan
+from omni_runtime.experts.staging import Reading
+from omni_runtime.experts.talk_span import Talked, Talking, TalkSpan
 from omni_runtime.weights.qwen2_5_omni_parts import TalkerConfig
 
 
@@ -61,14 +63,21 @@ class Talker:
         return self._project(v_TW)
 
     @torch.inference_mode()
-    def talk(self, spans: Sequence[TalkSpan]) -> list[Talked]:
+    def talk(self, spans: Sequence[TalkSpan]) -> list[Talked] | Talking:
         """Spans of different sequences together; `frame` counts codes. No history is written: that is for who keeps it.
 
         Raises:
             RequestError: a span ends beyond the last position, or its edits leave no code that could be drawn.
             FloatingPointError: a row's logits are not numbers.
         """
-        logits_RV = self.model.run([span.fed for span in spans]).logits_RV
+        fed = [span.fed for span in spans]
+        if self.model.pages is not None:
+            ran = self.model.run(fed, (), device_draw.of_spans(spans))
+            ran.logits_RV[:, self.config.bos] = -torch.inf
+            code_R, peak_R = device_draw.draw_there(ran.logits_RV, ran.brought)
+            none_R0 = peak_R.new_empty(len(peak_R), 0)
+            return device_draw.Codes(spans, (self.config.pad, self.config.eos), Reading(code_R, peak_R, none_R0, none_R0))
+        logits_RV = self.model.run(fed).logits_RV
         logits_RV[:, self.config.bos] = -torch.inf
         drawing, ends = iter(logits_RV), (self.config.pad, self.config.eos)
         codes = [draw(next(drawing), span.talk, span.frame, span.history) if span.frame >= 0 else -1 for span in spans]

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
 from omni_runtime.draw import Draw
+from omni_runtime.experts import device_draw
 from omni_runtime.experts.decoder import DecoderLM
+from omni_runtime.experts.device_draw import Arrays
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.sampling import draw
 from omni_runtime.weights.qwen3_omni_parts import TalkerConfig
@@ -85,3 +88,36 @@ class CodePredictor:
                 row.append(draw(logits_RV[r], how[r], frames[r] * codes + group - 1))
             fed_RND = self.embed(group, [row[-1] for row in found])[:, None]
         return found
+
+    def brought(self, how: Sequence[Draw], frames: Sequence[int]) -> Arrays:
+        """What `predict_there` draws with, for a decoder with pages."""
+        codes, found = self.config.groups - 1, device_draw.arrays(how, frames, [None] * len(how))
+        assert not any(name.startswith("changes.") for name in found), "nobody counts these codes"
+        del found["draws.index_R"]
+        index_PR = np.array([[frame * codes + group for frame in frames] for group in range(codes)], np.int64)
+        return {f"inner.{name}": value for name, value in found.items()} | {"inner.index_PR": index_PR}
+
+    @torch.inference_mode()
+    def predict_there(
+        self, hidden_RD: torch.Tensor, first_RD: torch.Tensor, sent: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """code_RP and the largest logit of each draw, on the device: no pass waits for the codes of the one before.
+
+        Args:
+            hidden_RD: as for `predict`.
+            first_RD: as for `predict`.
+            sent: `brought`, on the device.
+        """
+        codes, rows = self.config.groups - 1, len(hidden_RD)
+        how = {name.removeprefix("inner."): value for name, value in sent.items() if name.startswith("inner.draws.")}
+        kv, at = self._model.rows(rows, codes + 1), 0
+        fed_RND = torch.stack([hidden_RD, first_RD], 1)
+        code_RP = torch.empty(rows, codes, dtype=torch.int64, device=hidden_RD.device)
+        peak_RP = torch.empty(rows, codes, device=hidden_RD.device)
+        for group in range(codes):
+            logits_RV = self._heads[group](self._model.lockstep(fed_RND, kv, at))
+            at += fed_RND.shape[1]
+            code_R, peak_RP[:, group] = device_draw.draw_there(logits_RV, how | {"draws.index_R": sent["inner.index_PR"][group]})
+            code_RP[:, group] = code_R
+            fed_RND = self._model.embed_there(code_R.clamp(min=0) + group * self.config.codebook)[:, None]
+        return code_RP, peak_RP

@@ -19,11 +19,14 @@ import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import RequestError, unknown
+from omni_runtime.experts import device_draw
 from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.qwen3_predictor import CodePredictor, inner
 from omni_runtime.experts.sampling import draw
-from omni_runtime.experts.talk_span import Talked, TalkSpan
+from omni_runtime.experts.staging import Reading
+from omni_runtime.experts.steady import silu
+from omni_runtime.experts.talk_span import Talked, Talking, TalkSpan
 from omni_runtime.weights.qwen3_omni_parts import TalkerConfig, Tokens
 
 RESERVED = 1024  # ids at the end of the vocabulary that are marks and speakers: never drawn, except the one that ends
@@ -76,7 +79,7 @@ class Talker:
             return linear(weight.to(self.model.device, torch.float32), bias.to(self.model.device, torch.float32), layout)
 
         first, second = layer("linear_fc1"), layer("linear_fc2")
-        return lambda x_TW: second(F.silu(first(x_TW)))
+        return lambda x_TW: second(silu(first(x_TW)))
 
     @torch.inference_mode()
     def text(self, embedding_TW: torch.Tensor) -> torch.Tensor:
@@ -138,13 +141,15 @@ class Talker:
         return total_TD + text_TD
 
     @torch.inference_mode()
-    def talk(self, spans: Sequence[TalkSpan]) -> list[Talked]:
+    def talk(self, spans: Sequence[TalkSpan]) -> list[Talked] | Talking:
         """Spans of different sequences together. No history is written: that is for who keeps it.
 
         Raises:
             RequestError: a span ends beyond the last position, or its edits leave no code that could be drawn.
             FloatingPointError: a row's logits are not numbers.
         """
+        if self.model.pages is not None:
+            return self._queued(spans)
         ran = self.model.run([span.fed for span in spans])
         logits_RV = ran.logits_RV
         logits_RV[:, self._never] = -torch.inf
@@ -164,3 +169,20 @@ class Talker:
             )
             rest = dict(zip(going, predicted, strict=True))
         return [Talked(code, (code, *rest[i]) if i in rest else ()) for i, code in enumerate(codes)]
+
+    def _queued(self, spans: Sequence[TalkSpan]) -> list[Talked] | Talking:
+        """With pages: whole frames are drawn on the device. A row that ends is predicted like the others, and not heard."""
+        drawing = [span for span in spans if span.frame >= 0]
+        if not drawing:
+            self.model.run([span.fed for span in spans])
+            return [Talked(-1, ()) for _ in spans]
+        hows = [inner(span.predict or span.talk) for span in drawing]
+        frames = [span.frame for span in drawing]
+        brought = device_draw.of_spans(spans) | self.predictor.brought(hows, frames)
+        ran = self.model.run([span.fed for span in spans], (), brought)
+        ran.logits_RV[:, self._never] = -torch.inf
+        code_R, peak_R = device_draw.draw_there(ran.logits_RV, ran.brought)
+        hidden_RD = ran.hidden_TD[ran.brought["ends"]]
+        first_RD = self.model.embed_there(code_R.clamp(min=0))  # -1 where nothing could be drawn
+        rest = self.predictor.predict_there(hidden_RD, first_RD, ran.brought)
+        return device_draw.Codes(spans, (self.config.eos,), Reading(code_R, peak_R, *rest))

@@ -35,6 +35,7 @@ class Qwen3Vocoder:
     def __init__(self, model: Code2Wav) -> None:
         self.model = model
         self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
+        self.invariant, self.varies = frozenset(self.ops if model.exact else ()), model.varies
 
     def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
         """Port "samples": float32 within -1..1.

@@ -15,18 +15,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from omni_runtime.errors import RequestError
 from omni_runtime.experts import insets
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
 from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.edits import History
-from omni_runtime.experts.kv_cache import KVCache
+from omni_runtime.experts.kv_cache import Cache
+from omni_runtime.experts.pages import turn
 from omni_runtime.experts.slots import Slots
-from omni_runtime.experts.talk_span import Talked, TalkSpan
+from omni_runtime.experts.talk_span import Talked, Talking, TalkSpan
 from omni_runtime.work import Row, StepResult, TalkStep
 
 
@@ -36,15 +37,33 @@ class Talks(Protocol):
     @property
     def model(self) -> DecoderLM: ...
 
-    def talk(self, spans: Sequence[TalkSpan]) -> list[Talked]: ...
+    def talk(self, spans: Sequence[TalkSpan]) -> list[Talked] | Talking: ...
 
 
 @dataclass(frozen=True)
 class _Held:
     """What is kept of one loop."""
 
-    cache: KVCache
+    cache: Cache
     history: History
+
+
+class _Queued(NamedTuple):
+    """A batch whose codes are on their way."""
+
+    steps: Sequence[TalkStep]
+    talking: Talking
+
+    def collect(self) -> list[StepResult]:
+        """See `base.Launched`."""
+        return _results(self.steps, self.talking.collect())
+
+
+def _results(steps: Sequence[TalkStep], talked: Sequence[Talked]) -> list[StepResult]:
+    return [
+        StepResult(items={"codes": [one.frame] if one.frame else []}) if step.index >= 0 else StepResult()
+        for step, one in zip(steps, talked, strict=True)
+    ]
 
 
 class TalkOp(ABC):
@@ -60,6 +79,11 @@ class TalkOp(ABC):
     def __init__(self, talker: Talks, opening: int, sizes: tuple[int, ...], turns: bool) -> None:
         self._talks, self._opening, self._sizes, self._turns = talker, opening, sizes, turns
         self.ops: Mapping[str, Op] = {"talk": self.talk}
+        over_pages = "what a talker with pages is fed goes through torch's products, which depend on how many rows a call has"
+        exact, self.varies = talker.model.exact, talker.model.varies
+        if exact and talker.model.pages is not None:
+            exact, self.varies = False, f"{over_pages}; leave batch_invariant out"
+        self.invariant = frozenset(self.ops if exact else ())
 
     @abstractmethod
     def vectors(self, steps: Sequence[TalkStep], slots: Slots) -> torch.Tensor:
@@ -73,7 +97,16 @@ class TalkOp(ABC):
     def counted(self, step: TalkStep) -> tuple[int, list[int]]:
         """Where in the history the codes of a step stand, and these codes."""
 
-    def talk(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def allot(self, blocks: int, positions: int) -> None:
+        """The executor's pool: so many blocks of so many positions.
+
+        Raises:
+            CardError: there is not that much memory.
+        """
+        if (pages := self._talks.model.pages) is not None:
+            pages.allot(blocks, positions)
+
+    def talk(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Port "codes": one frame where one was asked for, and none where the answer has ended.
 
         Raises:
@@ -86,7 +119,14 @@ class TalkOp(ABC):
             return []
         assert len({(row.run, row.loop) for row in rows}) == len(rows), "two rows of one loop in a batch"
         steps = [self._step(row) for row in rows]
+        with turn(self._talks.model.pages, slots.home):
+            talked = self._talk(rows, steps, slots)
+        return _results(steps, talked) if isinstance(talked, list) else _Queued(steps, talked)
+
+    def _talk(self, rows: Sequence[Row], steps: Sequence[TalkStep], slots: Slots) -> list[Talked] | Talking:
         held = [slots.state(row, self._begin) for row in rows]
+        for row, mine in zip(rows, held, strict=True):
+            mine.cache.grant(row.first, row.blocks)
         vectors = self.vectors(steps, slots).split_with_sizes([step.size for step in steps])
         spans = [
             TalkSpan(
@@ -105,11 +145,7 @@ class TalkOp(ABC):
             self._talks.model.check(span.fed)
         for mine, step in zip(held, steps, strict=True):
             mine.history.write(*self.counted(step))
-        talked = self._talks.talk(spans)
-        return [
-            StepResult(items={"codes": [one.frame] if one.frame else []}) if step.index >= 0 else StepResult()
-            for step, one in zip(steps, talked, strict=True)
-        ]
+        return self._talks.talk(spans)
 
     def _begin(self) -> _Held:
         return _Held(self._talks.model.cache(), History())

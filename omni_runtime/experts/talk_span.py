@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from omni_runtime.draw import Draw
 from omni_runtime.experts.decoder import Given, Span
 from omni_runtime.experts.edits import History
-from omni_runtime.experts.kv_cache import KVCache
+from omni_runtime.experts.kv_cache import Cache
 
 
 @dataclass(frozen=True)
 class TalkSpan:
     """Vectors of one sequence, and perhaps a frame after the last of them."""
 
-    cache: KVCache
+    cache: Cache
     start: int
     vectors_TD: torch.Tensor
     talk: Draw  # how code 0 is drawn
@@ -37,3 +38,11 @@ class Talked:
 
     code: int  # code 0, or -1
     frame: tuple[int, ...]  # all codes; empty where the answer ends or nothing was drawn
+
+
+class Talking(Protocol):
+    """Spans whose codes are drawn on a device and on their way."""
+
+    def collect(self) -> list[Talked]:
+        """What each gave; waits for it, and queues nothing. Raises as `talk`."""
+        ...

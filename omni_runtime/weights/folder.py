@@ -47,16 +47,17 @@ class FolderWeights(Mapping[str, torch.Tensor]):
         folder: holds config.json and safetensors, in one piece or in shards.
         layout: of the decoder's linear layers, for the check of memory.
         max_bytes: memory that weights and caches may take; 0 asks the system what is free.
+        each: bytes of a number in memory, for that check.
 
     Raises:
         CheckpointError: anything of `read_config`, `memory.check` and `take_stock`, in this order: memory is checked before the
             first file of weights is opened.
     """
 
-    def __init__(self, folder: Path, layout: str = "auto", max_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, layout: str = "auto", max_bytes: int = 0, each: int = 4) -> None:
         self.folder = folder
         self.architecture, self.config, _ = read_config(folder)
-        memory.check(folder, self.config, layout, max_bytes)
+        memory.check(folder, self.config, layout, max_bytes, each)
         stock = take_stock(folder, self.config)
         self._entries = stock.entries
         self._files = OpenFiles()

@@ -13,9 +13,9 @@ ROOM = 1024  # positions of KV that must fit beside the weights
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 
 
-def weight_bytes(config: DecoderConfig, layout: str = "auto") -> int:
+def weight_bytes(config: DecoderConfig, layout: str = "auto", each: int = 4) -> int:
     """Bytes of the resident weights: of layout "auto" without a compiler, with the second copies of large matrices; by our own
-    kernels one copy in their type, without the padding of their panels."""
+    kernels one copy in their type, without the padding of their panels; else one of `each` bytes a number."""
     from omni_runtime.kernels.cpu_build import wanted  # brings torch
 
     element = {"native": 4, "bfloat16": 2, "int8": 1, "auto": 4 if wanted() else 0}.get(layout, 0)
@@ -39,7 +39,7 @@ def weight_bytes(config: DecoderConfig, layout: str = "auto") -> int:
             linear = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and ".experts." not in name}
             seconds = [sum(size for name, size in linear.items() if name.split(".")[1] in parts) for parts in _FUSED]
             total += count * (sum(map(math.prod, shapes.values())) + sum(_second(size, layout) for size in seconds))
-    return 4 * total
+    return each * total
 
 
 def _second(elements: int, layout: str) -> int:
@@ -56,12 +56,12 @@ def available() -> int | None:
     return None if kilobytes is None else 1024 * int(kilobytes)
 
 
-def needs(config: DecoderConfig, layout: str = "auto") -> tuple[int, int]:
+def needs(config: DecoderConfig, layout: str = "auto", each: int = 4) -> tuple[int, int]:
     """(bytes of weights, bytes of KV of the shortest context that is of use: `ROOM` positions, or all if there are fewer)."""
-    return weight_bytes(config, layout), config.kv_bytes * min(ROOM, config.positions)
+    return weight_bytes(config, layout, each), config.kv_bytes * each // 4 * min(ROOM, config.positions)
 
 
-def check(folder: Path, config: DecoderConfig, layout: str = "auto", max_bytes: int = 0) -> None:
+def check(folder: Path, config: DecoderConfig, layout: str = "auto", max_bytes: int = 0, each: int = 4) -> None:
     """Whether weights and a short context fit.
 
     Args:
@@ -69,15 +69,16 @@ def check(folder: Path, config: DecoderConfig, layout: str = "auto", max_bytes: 
         config: the shape.
         layout: of linear layers.
         max_bytes: what may be used; 0 means what the system has available, and no check where it does not tell.
+        each: bytes of a number, in layouts that keep weights as they are.
 
     Raises:
         CheckpointError: they do not; says what is needed and what there is.
     """
     room = max_bytes or available()
-    weights, cache = needs(config, layout)
+    weights, cache = needs(config, layout, each)
     if room is not None and weights + cache > room:
-        positions = min(ROOM, config.positions)
-        what = f"weights need {_gib(weights)}, KV of {positions} positions {_gib(cache)} ({config.kv_bytes} bytes each)"
+        positions, bytes_each = min(ROOM, config.positions), config.kv_bytes * each // 4
+        what = f"weights need {_gib(weights)}, KV of {positions} positions {_gib(cache)} ({bytes_each} bytes each)"
         source = "max_bytes allows" if max_bytes else "available are"
         twice = " linear='bfloat16' or 'int8' takes a half or a quarter of that;" if layout in ("auto", "native") else ""
         raise CheckpointError(f"{folder}: {what}, {source} {_gib(room)};{twice} free memory or use a smaller model")

@@ -10,12 +10,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from omni_runtime.card import ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
 from omni_runtime.errors import CheckpointError, CheckpointWarning, MissingExtra
 from omni_runtime.program import Program
 from omni_runtime.work import Answer, CallStep, Report, Row, RunBatch, StepResult
 
-OPS = ("echo", "keep", "read", "sleep", "die", "leave", "raise", "odd", "pid", "count", "hold")
+OPS = ("echo", "keep", "read", "sleep", "die", "leave", "raise", "odd", "pid", "count", "hold", "fly")
+
+
+class Flown:
+    """A batch that was launched: it tells, when it is collected, what has happened until then."""
+
+    def __init__(self, row: Row, diary: list[str], results: list[StepResult]) -> None:
+        self.row, self.diary, self.results = row, diary, results
+
+    def collect(self) -> list[StepResult]:
+        params: dict[str, Any] = self.row.payload.params  # type: ignore[union-attr]
+        self.diary.append(f"collect {params['at']}")
+        if "collects" in params:
+            params["collects"](self)
+        if params.get("fault") == "collect":
+            raise ArithmeticError("found when it was read")
+        if params.get("fault") == "exit":
+            raise SystemExit(3)
+        self.results[0].items["out"] = list(self.diary)
+        return self.results
 
 
 class Toy:
@@ -23,6 +44,7 @@ class Toy:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
+        self.diary: list[str] = []
         self.ops = {name: getattr(self, f"op_{name}") for name in OPS}
 
     def op_echo(self, rows: Any, slots: Any) -> Any:
@@ -67,6 +89,15 @@ class Toy:
 
     def op_hold(self, rows: Any, slots: Any) -> Any:
         return [StepResult(items={"out": [sum(range(10**10))]}) for _ in rows]  # minutes in which no other thread runs
+
+    def op_fly(self, rows: Any, slots: Any) -> Any:
+        params = rows[0].payload.params
+        self.diary.append(f"call {params['at']}")
+        if "calls" in params:
+            params["calls"](self)
+        time.sleep(params.get("s", 0.0))
+        kept = (slots.keep(rows[0], "out", 0, np.ones(2, np.float32)),) if params.get("keep") else ()
+        return Flown(rows[0], self.diary, [StepResult(tensors={"out": kept})])
 
     def op_pid(self, rows: Any, slots: Any) -> Any:
         return [StepResult(items={"out": [os.getpid()]}) for _ in rows]

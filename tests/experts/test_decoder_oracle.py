@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.oracle]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from paged import PagedLM  # noqa: E402
 from tiny import CONFIGS, prefill, random_tokens, random_weights  # noqa: E402
 
 from omni_runtime.experts.decoder import DecoderLM, Span  # noqa: E402
@@ -86,11 +87,12 @@ def greedy_together(model: DecoderLM, prompts: list[list[int]], count: int, seed
     return [k[len(p) :] for k, p in zip(known, prompts, strict=True)]
 
 
+@pytest.mark.parametrize("kind", [DecoderLM, PagedLM])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_tiny_models_equal_transformers(name: str) -> None:
+def test_tiny_models_equal_transformers(name: str, kind: type[DecoderLM]) -> None:
     config = CONFIGS[name]
     weights = random_weights(config, seed=1)
-    ours, theirs = DecoderLM(config, weights), reference(config, weights)
+    ours, theirs = kind(config, weights), reference(config, weights)
     prompts = [random_tokens(3 + 11 * i, seed=i) for i in range(8)]
     with torch.inference_mode():
         for prompt in prompts:

@@ -113,6 +113,9 @@ class Stub:
     class Cache:
         length = 0
 
+        def grant(self, first: int, blocks: Any) -> None:
+            pass
+
         def begin_as(self, other: Any, length: int) -> None:
             assert length <= other.length
             self.length = length
@@ -120,7 +123,7 @@ class Stub:
     def __init__(self, logits: list[float]) -> None:
         self.logits = torch.tensor(logits)
         self.config = type("Config", (), {"vocab": len(logits)})
-        self.cache = Stub.Cache
+        self.cache, self.pages, self.exact, self.varies = Stub.Cache, None, True, ""
 
     def run(self, spans: Any, taps: Any = ()) -> Ran:
         for span in spans:

@@ -20,7 +20,9 @@ from omni_runtime.cards.sd3 import sd3 as card_of
 
 from omni_runtime.errors import CheckpointError, MissingExtra
 from omni_runtime.experts import sd3, sd3_text, sd3_vae
+from omni_runtime.experts.mmdit import MMDiT, parameter_shapes
 from omni_runtime.experts.slots import Slots
+from omni_runtime.weights.diffusers_folder import FolderWeights
 from omni_runtime.work import CallStep, Row
 
 pytestmark = [pytest.mark.torch, pytest.mark.oracle, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -52,6 +54,7 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Path, Any]:
 def test_the_transformer(pair: tuple[Path, Any]) -> None:
     folder, theirs = pair
     ours = sd3.build({"checkpoint": str(folder)}, "cpu").model
+    fused = MMDiT(ours.config, FolderWeights(folder / "transformer", parameter_shapes(ours.config)), form="torch")
     patch = ours.config.patch_size
     generator = torch.Generator().manual_seed(1)
     for rows, columns in ((16, 16), (4 * patch, 2 * patch), (patch, 3 * patch)):
@@ -59,7 +62,8 @@ def test_the_transformer(pair: tuple[Path, Any]) -> None:
         text, pooled = torch.randn(3, 20, 64, generator=generator), torch.randn(3, 64, generator=generator)
         when = torch.tensor([1000.0, 333.3, 1.5])
         want = theirs.transformer(latent, text, pooled, when, return_dict=False)[0]
-        torch.testing.assert_close(ours.forward(latent, when, text, pooled), want, rtol=0, atol=2e-5)
+        for model in (ours, fused):  # as on a CPU; with the fused attention of a GPU
+            torch.testing.assert_close(model.forward(latent, when, text, pooled), want, rtol=0, atol=2e-5)
         assert want.std() > 0.2, "flat: this proves nothing"
 
 

@@ -157,7 +157,6 @@ def seen(checkpoint: Path, **denoise: Any) -> Any:
     """The paint program with two outputs more: `latent`, and `guess`, the latents that previews are made of. `denoise` are fields
     of the card's denoise loop."""
     from omni_runtime.cards.sd3 import sd3
-    from omni_runtime.programs.paint import paint
 
     from omni_runtime.card import Each, ExpertSpec, ModelCard, OneShot, OpLimits, Port, Slot
 
@@ -173,6 +172,13 @@ def seen(checkpoint: Path, **denoise: Any) -> Any:
             "glance": Each(reads={"latent": Slot(type="latent", mode="stream")}, **look),
         },
     )
+    return wired(card)
+
+
+def wired(card: Any) -> Any:
+    """That program of that card."""
+    from omni_runtime.programs.paint import paint
+
     program = paint(card)
     program.output("latent", program.loop("look", latent=_port("latent")).values)
     program.output("guess", program.loop("glance", latent=_port("preview")).values)

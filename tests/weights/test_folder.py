@@ -225,6 +225,8 @@ def test_memory_is_asked_for_before_anything_is_read(tmp_path: Path) -> None:
         FolderWeights(folder, max_bytes=need - 1)
     for words in ("weights need 0.30 MiB", "KV of 512 positions 0.19 MiB (384 bytes each)", "max_bytes allows 0.49 MiB"):
         assert words in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"weights need 0\.15 MiB, KV of 512 positions 0\.09 MiB \(192 bytes each\)"):
+        FolderWeights(folder, "plain", need // 2 - 1, 2)
 
 
 def test_a_model_that_no_machine_holds(tmp_path: Path) -> None:
