@@ -8,7 +8,7 @@ Sound, per frame and bin (hibari-tts 0.2.1, `dsp`), from five parts that the net
     S = exp(lh) e^{i pi tanh(theta)} P + exp(ln) Z + exp(lr) e^{i phi}       P: spectrum of the pulses, Z: complex noise
 
 then an inverse transform. Everything that later frames need of earlier ones is kept, nothing is computed twice, and each segment
-is decoded as if it were alone: so chunks of any size give the sound of one call, up to rounding.
+is decoded as if it were alone: so chunks of any size give the sound of one call, to the bit with our kernels for a CPU.
 
 T frames, W = 132 numbers a frame, P = 5 parts, B = 601 bins, N samples.
 """

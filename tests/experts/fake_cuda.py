@@ -26,7 +26,7 @@ def faked(gpu: FakeGpu) -> dict[str, Any]:
             gpu.wait("reads", "stream")
 
         def query(self) -> bool:
-            return not gpu.length
+            return gpu.last is None
 
         def wait_stream(self, other: Any) -> None: ...
 

@@ -57,11 +57,13 @@ class _Queued:
         if read:
             into.copy_(torch.full((into.nbytes,), POISON, dtype=torch.uint8).view(into.dtype).view(into.shape))
 
-    def arrive(self) -> None:
+    def arrive(self) -> list[str]:
+        """What has gone wrong."""
         if self.read:
             self.into.copy_(self.values)
         elif not torch.equal(_bytes(self.source), _bytes(self.values)):
-            raise Hazard(f"pinned memory {tuple(self.source.shape)} changed while it was still being sent")
+            return [f"pinned memory {tuple(self.source.shape)} changed while it was still being sent"]
+        return []
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -343,11 +345,6 @@ class FakeGpu:
         getattr(self, kind)[f"{_place()} ({what})"] += 1
 
     @property
-    def length(self) -> int:
-        """How many copies are under way."""
-        return len(self._line)
-
-    @property
     def last(self) -> Any:
         """The copy that was queued last, if it is under way."""
         return self._line[-1] if self._line else None
@@ -360,14 +357,12 @@ class FakeGpu:
     def arrive(self, count: int) -> None:
         """The first `count` of the copies under way are done."""
         with self._lock, _disable_current_modes(), torch.inference_mode():
+            before = len(self.hazards)
             for copy in self._line[:count]:
-                try:
-                    copy.arrive()
-                except Hazard as hazard:  # perhaps in a thread whose errors nobody hears of
-                    self.hazards.append(str(hazard))
+                self.hazards += copy.arrive()
             del self._line[:count]  # not before: what has left the line is done, to whoever asks
-        if self.hazards:
-            raise Hazard("; ".join(self.hazards))
+            if new := self.hazards[before:]:  # kept, since this may be a thread whose errors nobody hears of
+                raise Hazard("; ".join(new))
 
     def until(self, last: Any) -> None:
         """All that was queued up to `last`, and it, is done."""
@@ -397,7 +392,8 @@ class FakeGpu:
         if self.recording is not None:
             self.recording.append(again)
 
-    def replay(self, recorded: list[Callable[[], None]]) -> None:
+    @staticmethod
+    def replay(recorded: list[Callable[[], None]]) -> None:
         """A graph."""
         with _disable_current_modes():
             for again in recorded:
