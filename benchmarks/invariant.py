@@ -115,7 +115,7 @@ def measure(crowd: Crowd, threads: int, turns: int) -> dict[str, float]:
     alike = [0, 0]
     first: list[Any] = [None, None]
     for turn in range(turns + 1):
-        for at, runtime in enumerate(runtimes):
+        for at, runtime in list(enumerate(runtimes))[:: 1 if turn % 2 else -1]:
             start, worked = time.perf_counter(), time.process_time()
             handles = [runtime.submit(crowd.program, **asked) for asked in crowd.asked]
             results = [handle.result() for handle in handles]
@@ -145,9 +145,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()
     found: dict[str, Any] = {}
-    print(
-        "| threads | a crowd of eight | without s | with s | ratio | turns alike, without | with |\n|---|---|---|---|---|---|---|"
-    )
+    print("| threads | a crowd of eight | without s | with s | ratio | of processor s | turns alike, without | with |")
+    print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as kept, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         every = crowds(Path(kept))

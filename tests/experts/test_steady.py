@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: E402
 
 from omni_runtime.experts import steady  # noqa: E402
 
-SIZES = [1, 3, 8, 13, 31, 33, 63, 100, 1001, 16_385, 32_769, 65_537, 100_001]
+SIZES = [1, 3, 8, 13, 31, 33, 63, 100, 1001, 16_385, 32_769, 65_537, 64 * 1066, 100_001]  # 64 x 1066 has odd thirds
 X = torch.randn(120_006, generator=torch.Generator().manual_seed(1))
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": steady.silu,
