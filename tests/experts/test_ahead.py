@@ -279,3 +279,16 @@ def test_a_step_is_not_queued_where_it_does_not_fit() -> None:
         missed = start in (0, 8, 16)  # the first of a block comes with its block
         assert lm.ahead.counts.hits == start - len([at for at in (0, 8, 16) if at <= start]) + 1, (start, missed)
     assert lm.ahead.counts.void == 0
+
+
+def test_rows_that_fill_a_bucket_write_nowhere() -> None:
+    lm = expert("paged")
+    layers = lm.model.over_pages
+    assert layers is not None
+    layers.pages.kv_L2NPGE.fill_(torch.nan)
+    caches = [lm.model.cache() for _ in range(3)]
+    for cache, block in zip(caches, (7, 4, 9), strict=True):
+        cache.grant(0, [block])
+    Steps(layers).queue([steps.Step(cache, 0, 0.0, 3, Draw(0, 0), 0) for cache in caches])
+    written = ~layers.pages.kv_L2NPGE.isnan().flatten(4).any(4)
+    assert written.all(0).all(0).nonzero().tolist() == written.any(0).any(0).nonzero().tolist() == [[4, 0], [7, 0], [9, 0]]
