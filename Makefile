@@ -13,7 +13,7 @@ test check fast: export OMP_NUM_THREADS ?= 1
 # Nothing is ever fetched from a hub: weights come from packages.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test check lint types fast bench worlds clean
+.PHONY: help demo test check lint types fast bench gpu worlds clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,12 +22,13 @@ help:
 	@echo "make check   formatting, lint, strict types of the built wheel, fast tests"
 	@echo "make worlds  N=1000 SEED=0: random worlds around the core, in which everything goes wrong"
 	@echo "make bench   the measurements in benchmarks/"
+	@echo "make gpu     on a machine with a GPU: whether all is right there, and how fast; under ten minutes"
 	@echo "make clean   forget .venv and everything that was built"
 
 demo: .venv/demo.stamp
 	.venv/bin/omni demo
 
-test: .venv/test.stamp
+test: .venv/test.stamp .build/gpu-image/stamp
 	$(PY) -m pytest
 
 check: lint types fast
@@ -55,6 +56,11 @@ worlds: .venv/test.stamp
 bench: .venv/test.stamp
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(PY) "$$file"; done
 
+# Without a GPU it says so. GPU_ARGS="--rehearse" runs the same script at tiny sizes on a CPU.
+GPU_ARGS ?=
+gpu: .venv/test.stamp
+	$(PY) benchmarks/gpu.py $(GPU_ARGS)
+
 clean:
 	rm -rf .venv .build build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -62,6 +68,14 @@ clean:
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv and pip was found: install one, or say make PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv .venv
+
+# The triton and the numpy of the GPU image, beside .venv: one test file runs with this folder in front of it.
+.build/gpu-image/stamp: constraints-gpu-image.txt | .venv/bin/python
+	@echo "installing the triton of the GPU image into $(@D), half a minute"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --constraint $< $(PIP_ARGS) --target $(@D) triton numpy \
+		|| { echo "the triton that $< names cannot be had: without it the kernels are not tested as the GPU image runs them"; exit 1; }
+	@touch $@
 
 .venv/demo.stamp: extras := demo
 .venv/test.stamp: extras := demo,test

@@ -1,8 +1,10 @@
 """Every Triton kernel on a GPU: whether it is right, then how long it takes beside its torch definition and `torch.compile`.
 
 A time is told as a fraction too: of the bandwidth that a copy reaches on this device, and of the rate of its matrix product, both
-measured here. A kernel that is wrong has no time. Where torch has an op of its own for the same, it stands beside it. At most
-eight minutes: what comes too late is left out and named. The result is JSON, `kernels.json` in $OUT, or one line on the screen.
+measured here. A kernel that is wrong has no time. Where torch has an op of its own for the same, it stands beside it, and so do
+public kernels of packages that are installed; none is needed, the result names those that were there and those that were not. One
+that gives something else than the definition has no time either. At most eight minutes: what comes too late is left out, by name.
+The result is JSON, `kernels.json` in $OUT, or one line on the screen.
 
     python benchmarks/kernels.py [--only NAME]
 
@@ -17,8 +19,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, field
+from functools import reduce
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +38,18 @@ LIMIT = 480.0 - 30.0  # seconds, of which the rest is for what is under way
 ERROR = 1e-2  # root of mean squares, relative: inputs are bfloat16, and matrix products round their factors to it
 
 
+PACKAGES = {"flash_attn": "flash-attn", "vllm": "vllm", "flashinfer": "flashinfer-python", "liger": "liger-kernel"}
+
+
 @dataclass
 class Case:
-    """A call at a size. `op` takes the form; `peer` is torch's own op for the same."""
+    """A call at a size. `op` takes the form; `peers` are others' ops for the same, `torch_op` torch's own."""
 
     name: str
     op: Callable[[str], Any]
     moved: float  # bytes that must be read and written, once
     products: float = 0.0  # floating-point operations of matrix products
-    peer: Callable[[], Any] | None = None
+    peers: dict[str, Callable[[], Any]] = field(default_factory=dict)
     compiles: bool = True  # whether `torch.compile` can take the definition: no loop over rows in Python
     exact: bool = False  # tokens, which are equal or wrong
 
@@ -64,6 +71,19 @@ class Maker:
         return torch.randint(0, high, shape, generator=self._generator, device=self.device)
 
 
+def peers(**known: tuple[str, Callable[[Any], Any]]) -> dict[str, Callable[[], Any]]:
+    """Of "module:function" and how it is called, those that are there."""
+    found: dict[str, Callable[[], Any]] = {}
+    for name, (path, call) in known.items():
+        module, _, function = path.partition(":")
+        try:
+            public = reduce(getattr, function.split("."), import_module(module))
+        except Exception:  # built for another torch, such a package fails in many ways
+            continue
+        found[name] = lambda call=call, public=public: call(public)
+    return found
+
+
 def size_of(*tensors: torch.Tensor) -> float:
     return float(sum(t.numel() * t.element_size() for t in tensors))
 
@@ -72,11 +92,21 @@ def token_ops(make: Maker) -> Iterator[Case]:
     rows, width = make.size(4096, 3), make.size(4096, 40)
     x, y, weight = make.normal(rows, width), make.normal(rows, width), make.normal(width)
     norm = Case("rms_norm", lambda form: kernels.rms_norm(x, weight, 1e-6, form), 2 * size_of(x))
-    norm.peer = lambda: F.rms_norm(x, (width,), weight, 1e-6)
+    out = torch.empty_like(x)
+    norm.peers = {"torch_op": lambda: F.rms_norm(x, (width,), weight, 1e-6)} | peers(
+        liger=("liger_kernel.ops.rms_norm:LigerRMSNormFunction.apply", lambda f: f(x, weight, 1e-6)),
+        flashinfer=("flashinfer.norm:rmsnorm", lambda f: f(x, weight, 1e-6)),
+        vllm=("vllm._custom_ops:rms_norm", lambda f: (f(out, x, weight, 1e-6), out)[1]),
+    )
     yield norm
     yield Case("add_rms_norm", lambda form: kernels.add_rms_norm(x, y, weight, 1e-6, form), 4 * size_of(x))
     both = make.normal(rows, 2 * width)
-    yield Case("silu_mul", lambda form: kernels.silu_mul(both, form), 1.5 * size_of(both))
+    swiglu = Case("silu_mul", lambda form: kernels.silu_mul(both, form), 1.5 * size_of(both))
+    swiglu.peers = peers(
+        liger=("liger_kernel.ops.swiglu:LigerSiLUMulFunction.apply", lambda f: f(*both.chunk(2, -1))),
+        flashinfer=("flashinfer.activation:silu_and_mul", lambda f: f(both)),
+    )
+    yield swiglu
     heads, table = 40, 4096
     qkv = make.normal(rows, heads, 128)
     angle = torch.arange(table, device=make.device)[:, None] / 1e4 ** (torch.arange(64, device=make.device) / 64)
@@ -110,6 +140,51 @@ def paged(make: Maker, counts: list[int], lengths: list[int]) -> tuple[torch.Ten
     return make.normal(sum(counts), 32, 128), make.normal(2, free, 16, 8, 128), batch
 
 
+def product_ops(make: Maker) -> Iterator[Case]:
+    """What the same bits in any company cost: torch's own product is free to choose by the number of rows."""
+    columns, depth = make.size(4096, 40), make.size(4096, 70)
+    weight, bias = make.normal(columns, depth) / depth**0.5, make.normal(columns)
+    for rows in (1, make.size(64, 2), make.size(4096, 3)):
+        x = make.normal(rows, depth)
+
+        def op(form: str, x: torch.Tensor = x) -> torch.Tensor:
+            return kernels.product(x, weight, bias, form)
+
+        def linear(x: torch.Tensor = x) -> torch.Tensor:
+            return F.linear(x, weight, bias)
+
+        moved = size_of(x, weight) + 2.0 * rows * columns
+        yield Case(f"product, {rows} rows", op, moved, 2.0 * rows * columns * depth, {"torch_op": linear})
+
+
+def attention_peers(q: torch.Tensor, cache: torch.Tensor, batch: Plan) -> dict[str, Callable[[], Any]]:
+    """Others' attention: over keys that lie in a row, without pages, where all rows are alike; over the pages themselves."""
+    rows, count, length = len(batch.counts), batch.counts[0], batch.lengths[0]
+    found: dict[str, Callable[[], Any]] = {}
+    starts = batch.starts_R
+    if len(set(batch.counts)) == len(set(batch.lengths)) == 1 and count in (1, length):
+        k, v = (x.unflatten(0, (rows, -1)).flatten(1, 2)[:, :length].contiguous() for x in cache)
+        dense = [x.transpose(1, 2) for x in (q.unflatten(0, (rows, count)), k, v)]
+
+        def torch_op() -> torch.Tensor:
+            mixed = F.scaled_dot_product_attention(*dense, is_causal=count > 1, enable_gqa=True)
+            return mixed.transpose(1, 2).flatten(0, 1)
+
+        found = {"torch_op": torch_op}
+        ends = torch.arange(rows + 1, device=q.device, dtype=torch.int32) * length
+        flat = [x.flatten(0, 1) for x in (k, v)]
+        found |= peers(
+            flash_attn=("flash_attn:flash_attn_varlen_func", lambda f: f(q, *flat, starts, ends, count, length, causal=True))
+        )
+        if q.is_cuda and count > 1:  # there is none for a CPU; keys for every head of q would be 17 GB for 64 decodes
+            wide = [x.repeat_interleave(batch.group, 1) for x in flat]
+            path, causal = "torch.nn.attention.varlen:varlen_attn", (-1, 0)
+            found |= peers(torch_varlen=(path, lambda f: f(q, *wide, starts, ends, count, length, window_size=causal)))
+    most = {"max_seqlen_q": max(batch.counts), "max_seqlen_k": max(batch.lengths), "causal": True}
+    pages = {"cu_seqlens_q": starts, "seqused_k": batch.lengths_R, "block_table": batch.blocks_RB}
+    return found | peers(vllm=("vllm.vllm_flash_attn:flash_attn_varlen_func", lambda f: f(q, *cache, **most, **pages)))
+
+
 def attention_ops(make: Maker) -> Iterator[Case]:
     long = make.size(8192, 40)
     mixes = {
@@ -121,17 +196,13 @@ def attention_ops(make: Maker) -> Iterator[Case]:
     for name, (counts, lengths) in mixes.items():
         q, cache, batch = paged(make, counts, lengths)
         seen = sum(count * length - count * (count - 1) / 2 for count, length in zip(counts, lengths, strict=True))
-        keys = [k.flatten(0, 1)[: lengths[0]].transpose(0, 1).repeat_interleave(4, 0)[None] for k in cache]
-
-        def peer(q: torch.Tensor = q, keys: list[torch.Tensor] = keys) -> torch.Tensor:
-            return F.scaled_dot_product_attention(q.transpose(0, 1)[None], *keys, is_causal=True)[0].transpose(0, 1)
 
         def op(form: str, q: torch.Tensor = q, cache: torch.Tensor = cache, batch: Plan = batch) -> torch.Tensor:
             return kernels.paged_attention(q, cache[0], cache[1], batch, 128**-0.5, form)
 
-        dense = peer if name == "a prefill" else None
         read = 2 * size_of(q) + 2 * sum(lengths) * 8 * 128 * 2
-        yield Case(f"paged_attention, {name}", op, read, 4 * seen * 32 * 128, dense, compiles=False)
+        others = attention_peers(q, cache, batch)
+        yield Case(f"paged_attention, {name}", op, read, 4 * seen * 32 * 128, others, compiles=False)
     samples = [(make.size(4096, 40), make.size(333, 7))] * make.size(4, 1)
     streams = [make.normal(sum(count[i] for count in samples), 3 * 24, 64).split(24, 1) for i in (0, 1)]
     batch = joint_plan(samples, make.device)
@@ -226,7 +297,7 @@ def sound_ops(make: Maker) -> Iterator[Case]:
 
 
 def cases(make: Maker) -> Iterator[Case]:
-    for ops in (token_ops, attention_ops, expert_ops, draw_ops, denoise_ops, sound_ops):
+    for ops in (token_ops, product_ops, attention_ops, expert_ops, draw_ops, denoise_ops, sound_ops):
         yield from ops(make)
 
 
@@ -235,11 +306,24 @@ def error(case: Case) -> float:
     ours, right = (out if isinstance(out, tuple) else (out,) for out in (case.op("triton"), case.op("torch")))
     if case.exact:
         return float(sum((a.cpu() != b.cpu()).sum() for a, b in zip(ours, right, strict=True)))
-    worst = 0.0
-    for a, b in zip(ours, right, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype, case.name
-        worst = max(worst, float((a.double() - b.double()).square().mean().sqrt() / b.double().square().mean().sqrt()))
-    return worst
+    return max(distance(a, b, case.name) for a, b in zip(ours, right, strict=True))
+
+
+def distance(ours: torch.Tensor, right: torch.Tensor, name: str) -> float:
+    """Root of mean squares, relative."""
+    assert ours.shape == right.shape and ours.dtype == right.dtype, name
+    return float((ours.double() - right.double()).square().mean().sqrt() / right.double().square().mean().sqrt())
+
+
+def there() -> dict[str, str]:
+    """Packages with public kernels, and their versions."""
+    found = {}
+    for name, package in PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = "not there"
+    return found
 
 
 def microseconds(call: Callable[[], Any]) -> float:
@@ -264,15 +348,23 @@ def measure(case: Case, rate: dict[str, float], late: Callable[[], bool]) -> dic
     row["right"] = row["error"] <= allowed
     if not row["right"]:
         return row
-    ways: dict[str, Callable[[], Any] | None] = {
+    ways: dict[str, Callable[[], Any]] = {
         "ours": lambda: case.op("triton"),
         "definition": lambda: case.op("torch"),
-        "torch_op": case.peer,
     }
+    right = case.op("torch") if case.peers else None
+    for name, call in case.peers.items():
+        try:
+            if (far := distance(call(), right, case.name)) <= ERROR:
+                ways[name] = call
+            else:
+                row[f"{name}_us"] = f"differs from the definition by {far:.2g}"
+        except Exception as problem:
+            row[f"{name}_us"] = f"{type(problem).__name__}: {problem}"[:200]
     if case.compiles:
         ways["compiled"] = torch.compile(lambda: case.op("torch"), dynamic=False)
     for way, call in ways.items():
-        if call is None or (case.exact and way == "definition"):
+        if case.exact and way == "definition":
             continue
         try:
             row[f"{way}_us"] = "too late" if late() else round(microseconds(call), 2)
@@ -306,7 +398,7 @@ def main() -> None:
     assert choose(make.normal(1)) == "triton", "triton is not installed"
     rate = rates()
     result: dict[str, Any] = {"run": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(), "rates": rate}
-    result |= {"torch": torch.__version__, "triton": version("triton"), "rows": [], "left_out": []}
+    result |= {"peers": there(), "torch": torch.__version__, "triton": version("triton"), "rows": [], "left_out": []}
     for case in cases(make):
         if args.only not in case.name:
             continue

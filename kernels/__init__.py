@@ -62,15 +62,24 @@ def choose(x: torch.Tensor, form: str | None = None) -> str:
     asked = form or _ASKED
     if not asked:
         return "triton" if _TRITON and x.device.type == "cuda" else "torch"  # HIP tensors are of type "cuda" too
-    if asked not in FORMS:
-        source = "form" if form else "OMNI_KERNELS"
-        raise OmniError(f"{source}={asked!r}: unknown form of a kernel, one of {', '.join(FORMS)} needed")
-    if asked == "triton":
-        if not _TRITON:
-            raise MissingExtra("kernels were asked for as 'triton', which is not installed: pip install 'omni_runtime[gpu]'")
-        if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise OmniError(f"kernels were asked for as 'triton', but the tensor is on {x.device}: use 'torch', or a GPU")
+    settled("form" if form else "OMNI_KERNELS", asked, x.device)
     return asked
+
+
+def settled(source: str, asked: str, device: torch.device | None) -> None:
+    """Whether a form that was asked for can run there; None is anywhere. Whoever builds experts asks before the first op does.
+
+    Raises:
+        OmniError: there is no such form, or it cannot run on this device.
+        MissingExtra: triton was asked for and is not installed.
+    """
+    if asked not in FORMS:
+        raise OmniError(f"{source}={asked!r}: unknown form of a kernel, one of {', '.join(FORMS)} needed")
+    if asked == "triton" and device is not None:
+        if not _TRITON:
+            raise MissingExtra(f"{source}='triton' was asked for, which is not installed: pip install 'omni_runtime[gpu]'")
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise OmniError(f"{source}='triton' was asked for, but the tensors are on {device}: use 'torch', or a GPU")
 
 
 def rms_norm(x_RD: torch.Tensor, weight_D: torch.Tensor, eps: float, form: str | None = None) -> torch.Tensor:

@@ -198,8 +198,13 @@ def paged_attention(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Ten
         key = torch.arange(length, device=q_THE.device)
         seen = (key <= at) & (key > at - batch.window) if batch.window else key <= at
         score = q_THE[start:end].float().transpose(0, 1) @ k_HSE.transpose(1, 2) * scale
-        out_THE[start:end] = (score.masked_fill(~seen, -torch.inf).softmax(-1) @ v_HSE).transpose(0, 1).to(q_THE.dtype)
+        out_THE[start:end] = (weights(score.masked_fill(~seen, -torch.inf)) @ v_HSE).transpose(0, 1).to(q_THE.dtype)
     return out_THE
+
+
+def weights(score: torch.Tensor) -> torch.Tensor:
+    """softmax along the last axis; 0 of a row that is all -inf, as the kernel has it, where the formula has 0 / 0."""
+    return score.softmax(-1).masked_fill((score == -torch.inf).all(-1, keepdim=True), 0.0)
 
 
 def check(q_THE: torch.Tensor, k_NPGE: torch.Tensor, v_NPGE: torch.Tensor, batch: Plan) -> None:

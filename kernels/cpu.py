@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from omni_runtime.kernels import cpu_build
 
 from omni_runtime.errors import OmniError
@@ -84,14 +85,14 @@ def pack(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None, kind: str 
     padded_NK[: len(weight_NK)] = weight_NK
     scale_N = None
     if kind == "int8":
-        scale_N = padded_NK.abs().amax(1).div(127.0).clamp_(min=1e-30)
+        scale_N = F.pad(padded_NK.abs(), (0, 1)).amax(1).div(127.0).clamp_(min=1e-30)  # of no inputs, too
         padded_NK = padded_NK.div_(scale_N[:, None]).round_()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[kind]
     panels_PKL = (
         padded_NK.view(blocks, PANEL, inputs).transpose(1, 2).to(dtype, memory_format=torch.contiguous_format).contiguous()
     )
     if bias_N is not None:
-        bias_N = torch.nn.functional.pad(bias_N.detach().float(), (0, blocks * PANEL - len(bias_N))).contiguous()
+        bias_N = F.pad(bias_N.detach().float(), (0, blocks * PANEL - len(bias_N))).contiguous()
     at = [None if t is None else t.data_ptr() for t in (scale_N, bias_N)]
     return Packed(panels_PKL, scale_N, bias_N, Mat(panels_PKL.data_ptr(), *at, count, inputs, TYPES.index(kind), 0))
 
@@ -101,7 +102,7 @@ def _paired(both: torch.Tensor) -> torch.Tensor:
     gate, up = both.chunk(2)
     short = -len(gate) % 16
     pad = [0, 0] * (both.ndim - 1) + [0, short]
-    parts = [torch.nn.functional.pad(part, pad).unflatten(0, (-1, 16)) for part in (gate, up)]
+    parts = [F.pad(part, pad).unflatten(0, (-1, 16)) for part in (gate, up)]
     return torch.stack(parts, 1).flatten(0, 2)
 
 
@@ -120,7 +121,7 @@ def linear(packed: Packed) -> Callable[[torch.Tensor], torch.Tensor]:
         y_RN = torch.empty(*x_RK.shape[:-1], outputs)
         flat_RK = x_RK if x_RK.ndim == 2 and x_RK.stride(1) == 1 else x_RK.reshape(-1, inputs).contiguous()
         rows = len(flat_RK)
-        if rows:
+        if rows and outputs:
             threads = torch.get_num_threads() if rows * work > SMALL else 1
             run(at, flat_RK.data_ptr(), flat_RK.stride(0), y_RN.data_ptr(), outputs, rows, STORE, threads)
         return y_RN
@@ -141,4 +142,4 @@ def definition(packed: Packed, x_RK: torch.Tensor) -> torch.Tensor:
     if packed.scale_N is not None:
         weight_NK = weight_NK * packed.scale_N[: packed.mat.n, None]
     bias_N = None if packed.bias_N is None else packed.bias_N[: packed.mat.n]
-    return torch.nn.functional.linear(x_RK, weight_NK, bias_N)
+    return F.linear(x_RK, weight_NK, bias_N)

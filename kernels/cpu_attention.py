@@ -53,6 +53,8 @@ def attend(q_NHE: torch.Tensor, stretches: Sequence[Stretch]) -> torch.Tensor:
             raise ValueError(f"attend: keys {tuple(k_KSE.shape)} of {k_KSE.dtype} for queries {tuple(q_NHE.shape)}")
         if (len(low) and not 0 <= low.min() <= high.max() <= count) or (low >= high).any():
             raise ValueError(f"attend: queries see positions {low.tolist()} to {high.tolist()} of {count}")
+        if at + len(low) > rows:
+            raise ValueError(f"attend: stretches of more than the {rows} queries")
         part = seen[at : at + len(low)]
         part[:, 0], part[:, 1] = (x.data_ptr() + low * size * 4 for x in (k_KSE, v_KSE))
         part[:, 2], part[:, 3] = count * size, high - low

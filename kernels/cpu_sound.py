@@ -85,6 +85,8 @@ def depthwise(weight_C1K: torch.Tensor, bias_C: torch.Tensor) -> Callable[[torch
         count = x_RCT.shape[2] - taps + 1
         assert count >= 0, f"{x_RCT.shape[2]} positions for {taps} taps"
         y_RCT = torch.empty(len(x_RCT), channels, count)
+        if not y_RCT.numel():
+            return y_RCT
         threads = _threads(taps * y_RCT.numel())
         run_depthwise(*at, x_RCT.data_ptr(), y_RCT.data_ptr(), len(x_RCT), channels, count, taps, threads)
         return y_RCT
@@ -110,7 +112,7 @@ class _Sums:
         short = -self.outputs % GROUP
         padded_COK = F.pad(weight_COK.detach().float(), (0, 0, 0, short))
         by_remainder = [padded_COK[:, :, r::rate].flip(2).unflatten(1, (-1, GROUP)).permute(1, 0, 3, 2) for r in range(rate)]
-        bias_O = torch.zeros(self.outputs) if bias_O is None else bias_O.detach().float()
+        bias_O = self._bias_O = torch.zeros(self.outputs) if bias_O is None else bias_O.detach().float()
         kept: list[torch.Tensor | None] = [torch.cat([part.flatten() for part in by_remainder]), F.pad(bias_O, (0, short))]
         if bend is None:
             kept += [None] * 3
@@ -139,6 +141,11 @@ class _Sums:
         parts = x_RCT, kept, into, y_ROT
         at = [None if part is None else part.data_ptr() for part in parts]
         strides = [step for part in parts for step in ((0, 0) if part is None else part.stride()[:2])]
+        if not y_ROT.numel():
+            return y_ROT
+        if not self.inputs:  # the C function divides by how many there are
+            bias_O1 = self._bias_O[:, None]
+            return y_ROT.copy_(bias_O1.expand_as(y_ROT)) if into is None else y_ROT.add_(bias_O1)
         given = Given(*at, *strides, rows, count, 0 if kept is None else kept.shape[2], low, high)
         self._run(self._at, ctypes.addressof(given), _threads(self._work * size * rows))
         return y_ROT

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from omni_runtime.kernels.attention import weights
 
 QUERIES = 64  # of a tile
 
@@ -57,7 +58,7 @@ def joint_attention(
         q, k, v = (
             torch.cat([x[parts[0]], y[parts[1]]]).float().transpose(0, 1) for x, y in zip(first_3NHE, second_3SHE, strict=True)
         )
-        mixed = ((q @ k.transpose(1, 2) * scale).softmax(-1) @ v).transpose(0, 1).to(first_3NHE[0].dtype)
+        mixed = (weights(q @ k.transpose(1, 2) * scale) @ v).transpose(0, 1).to(first_3NHE[0].dtype)
         outs[0][parts[0]], outs[1][parts[1]] = mixed.split(list(counts))
         at = [part.stop for part in parts]
     return outs[0], outs[1]

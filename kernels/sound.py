@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from omni_runtime.kernels import snake_beta
 
 TAPS = 12  # of both filters
 NEAR = TAPS // 4  # positions on each side that a filter sees
@@ -31,10 +32,16 @@ class Stretch(Protocol):
     def __call__(self, x_CT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
-def conv(weight_OCK: torch.Tensor, bias_O: torch.Tensor | None = None, dilation: int = 1, smooth: Bend | None = None) -> Stretch:
+def conv(
+    weight_OCK: torch.Tensor,
+    bias_O: torch.Tensor | None = None,
+    dilation: int = 1,
+    smooth: Bend | None = None,
+    form: str | None = None,
+) -> Stretch:
     """A convolution with an odd number of taps whose answer is as long as what it is given, after an activation if asked for."""
     around = (weight_OCK.shape[2] - 1) // 2 * dilation
-    bent = None if smooth is None else smoothed(*smooth)
+    bent = None if smooth is None else smoothed(*smooth, form)
 
     def run(x_CT: torch.Tensor, low: int, high: int, into: torch.Tensor | None = None) -> torch.Tensor:
         x_CT = x_CT if bent is None else bent(x_CT)
@@ -55,18 +62,24 @@ def grow(weight_COK: torch.Tensor, bias_O: torch.Tensor, rate: int) -> Stretch:
     return run
 
 
-def smoothed(alpha_C: torch.Tensor, beta_C: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def smoothed(alpha_C: torch.Tensor, beta_C: torch.Tensor, form: str | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
     """x_CT ↦ a Snake at twice the rate, between a filter that upsamples and one that goes back.
+
+    With a form, or on a GPU, the Snake is the fused kernel.
 
     On a CPU products of tiles take a fourth to a fifth of the time of convolutions with one channel: the first filter 0.8 ms for
     64 channels of 7,200 positions, where the convolution takes 4.6.
     """
     rate_C1, share_C1 = snake_of(alpha_C, beta_C)
     up, down = (band.to(alpha_C.device) for band in bands())
+    fused = form is not None or alpha_C.device.type == "cuda"
 
     def run(x_CT: torch.Tensor) -> torch.Tensor:
         count = x_CT.shape[1]
         twice_CT = _banded(x_CT, up, NEAR, NEAR, TILE, 2 * count)
+        if fused:
+            twice_CT = snake_beta(twice_CT[None], alpha_C, beta_C, form)[0]
+            return _banded(twice_CT, down, TAPS // 2 - 1, TAPS // 2, 2 * TILE, count)
         wave_CT = (twice_CT * rate_C1).sin_()
         twice_CT = torch.addcmul(twice_CT, share_C1, wave_CT.mul_(wave_CT))  # square() is pow, and takes twice as long
         return _banded(twice_CT, down, TAPS // 2 - 1, TAPS // 2, 2 * TILE, count)

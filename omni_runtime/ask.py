@@ -43,6 +43,7 @@ class Question(Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     threads: int | None = None
+    device: str = "cpu"
     executor: Kind = "thread"
     batch_invariant: bool = False
     samples: int = 1
@@ -113,7 +114,7 @@ def ask(question: Question) -> None:
         print("loading the models ...", end="", file=sys.stderr, flush=True)
     cards = list(program.cards.values())
     chosen: Any = {"threads": question.threads, "executor": question.executor, "record": watch.recording}
-    chosen["batch_invariant"] = question.batch_invariant
+    chosen |= {"device": question.device, "batch_invariant": question.batch_invariant}
     with watch, Runtime(cards, observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         if note:

@@ -53,6 +53,7 @@ class Trial(Struct, frozen=True):
     json: bool = False
     executor: Kind = "thread"
     batch_invariant: bool = False
+    device: str = "cpu"
 
 
 def calibrate(trial: Trial) -> None:
@@ -77,6 +78,7 @@ def calibrate(trial: Trial) -> None:
     log = Recording(trial.record, trial.redact) if trial.record is not None else None
     cards = list(program.cards.values())
     how: Any = {"threads": trial.threads, "executor": trial.executor, "batch_invariant": trial.batch_invariant}
+    how["device"] = trial.device
     with Runtime(cards, observers=[recorder], record=log, **how) as runtime:
         dice = np.random.default_rng([trial.seed, 11])
         number = 0

@@ -28,6 +28,7 @@ cli = typer.Typer(
     help="Run and inspect omni models whose loops are visible.", no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False,
 )  # fmt: skip
+device_option = typer.Option(help="where the model computes, as torch names it: cpu, cuda, cuda:1")
 executor_option = typer.Option(help="where the model runs: thread, or process (a worker that may die and is started again)")
 threads_option = typer.Option(help="CPU threads of the model; all cores by default", min=1, max=256)
 invariant_option = typer.Option("--batch-invariant", help="the same bits alone and in any crowd; slower for pictures")
@@ -96,6 +97,7 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
     speed: Annotated[float | None, typer.Option(help="how fast it speaks, 0.5 to 2; 1 by default")] = None,
     threads: Annotated[int | None, threads_option] = None,
+    device: Annotated[str, device_option] = "cpu",
     executor: Annotated[str, executor_option] = "thread",
     batch_invariant: Annotated[bool, invariant_option] = False,
     timeline: Annotated[Path | None, timeline_option] = None,
@@ -127,6 +129,7 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             threads=threads,
+            device=device,
             executor=kind_named(executor),
             batch_invariant=batch_invariant,
             samples=samples,
@@ -172,6 +175,7 @@ def paint(
     preview_every: Annotated[int, typer.Option(help="write OUT.stepN.png every so many steps; 0 is off")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a sentence")] = False,
     threads: Annotated[int | None, threads_option] = None,
+    device: Annotated[str, device_option] = "cpu",
     executor: Annotated[str, executor_option] = "thread",
     batch_invariant: Annotated[bool, invariant_option] = False,
     timeline: Annotated[Path | None, timeline_option] = None,
@@ -195,6 +199,7 @@ def paint(
             preview_every=preview_every,
             json=json,
             threads=threads,
+            device=device,
             executor=kind_named(executor),
             batch_invariant=batch_invariant,
             timeline=timeline,
@@ -300,6 +305,7 @@ def calibrate(
     tokens: Annotated[str, typer.Option(help="of an answer: 48, 24-72 or lognormal:40,0.6")] = "24-72",
     seed: Annotated[int, typer.Option(help="of lengths and answers")] = 0,
     threads: Annotated[int | None, threads_option] = None,
+    device: Annotated[str, device_option] = "cpu",
     executor: Annotated[str, executor_option] = "thread",
     batch_invariant: Annotated[bool, invariant_option] = False,
     trace: Annotated[Path | None, typer.Option(help="also write the requests into this file")] = None,
@@ -313,7 +319,8 @@ def calibrate(
     except ValueError:
         raise RequestError(f"concurrency={concurrency!r}: whole numbers are needed, such as 1,4,16,32") from None
     where = kind_named(executor)
-    run_trial(Trial(program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, where, batch_invariant))
+    given = (program, out, levels, requests, tokens, seed, threads, trace, record, redact, json, where, batch_invariant, device)
+    run_trial(Trial(*given))
 
 
 @cli.command()

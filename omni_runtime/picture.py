@@ -35,6 +35,7 @@ class Order(Struct, frozen=True):
     preview_every: int = 0
     json: bool = False
     threads: int | None = None
+    device: str = "cpu"
     executor: Kind = "thread"
     batch_invariant: bool = False
     timeline: Path | None = None
@@ -64,7 +65,7 @@ def draw(order: Order) -> None:
     checked = resolve(0, program, 0, given, outputs=outputs, seed=order.seed)[1]  # wrong options, before loading
     began = time.perf_counter()
     chosen: Any = {"threads": order.threads, "executor": order.executor, "record": watch.recording}
-    chosen["batch_invariant"] = order.batch_invariant
+    chosen |= {"device": order.device, "batch_invariant": order.batch_invariant}
     with watch, Runtime([card], observers=watch.observers, **chosen) as runtime:
         loaded = time.perf_counter() - began
         handle = runtime.submit(program, outputs=outputs, seed=order.seed, **given)

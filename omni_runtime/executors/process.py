@@ -251,8 +251,8 @@ class ProcessExecutor:
     def _load(self, child: Child, first: bool) -> None:
         """Until the experts are loaded, or it is clear that they will not be."""
         try:
-            told = (self.device, self.threads, self.up.slots, self.exact)
-            config = pickle.dumps(Config(child.name, self.specs, self.up.pools, *told))
+            pools, slots = self.up.pools, self.up.slots
+            config = pickle.dumps(Config(child.name, self.specs, pools, self.device, self.threads, slots, self.exact))
         except Exception as error:
             raise CardError(f"experts of {self.name!r}: options that cannot go to another process: {error!r}") from None
         deadline = time.monotonic() + self._load_s

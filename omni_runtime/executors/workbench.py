@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
@@ -57,18 +58,29 @@ def build_all(
         exact: what is asked of them in batch-invariant mode; None: that is off.
 
     Raises:
-        OmniError: a card, a checkpoint or a missing package.
+        OmniError: a card, a checkpoint, a missing package, or kernels that `OMNI_KERNELS` asks for and that cannot run there.
         CardError: an op cannot be what `exact` asks.
     """
     if threads is not None or device != "cpu":
         import torch
 
         try:
-            torch.empty(0, device=device)
+            kind = torch.empty(0, device=device).device.type
         except (RuntimeError, AssertionError) as e:
-            raise CardError(f"device={device!r}: torch cannot use it here: {str(e).splitlines()[0]}") from None
+            reason = str(e).splitlines()[0][:120]
+            remedy = "take device='cpu', or a torch that is built for this machine's GPU, if nvidia-smi or rocm-smi shows one"
+            raise CardError(f"device={device!r}: torch cannot use it here: {reason}; {remedy}") from None
+        if kind not in ("cpu", "cuda"):
+            raise CardError(f"device={device!r}: experts compute on 'cpu' and 'cuda' (which is also AMD's, by ROCm)")
         if threads is not None:
             torch.set_num_threads(threads)
+    if asked := os.environ.get("OMNI_KERNELS"):  # now, and not when the first request comes
+        import torch
+
+        from omni_runtime.kernels import settled
+
+        computes = any(spec.place == "device" for spec in specs.values())  # the host's experts are free to take what they need
+        settled("OMNI_KERNELS", asked, torch.device(device) if computes else None)
     found = {name: build(name, spec, device) for name, spec in specs.items()}
     for name, ops in (exact or {}).items():
         if short := sorted(set(ops) - invariant(found[name])):
@@ -93,6 +105,10 @@ def told(error: Exception) -> str:
         trace = trace.tb_next
     where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
     return f"{error!r}{where}"
+
+
+class DeviceLost(BaseException):
+    """The device refuses all work, as after an illegal access: only a new process can use it. Ends the thread or the process."""
 
 
 class Workbench:
@@ -181,8 +197,18 @@ class Workbench:
         return results
 
     def broken(self, batch: RunBatch, error: Exception) -> Broken:
-        """Text only: a kept exception keeps its frames' tensors alive."""
-        return Broken(self.name, batch.batch, f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}")
+        """Text only: a kept exception keeps its frames' tensors alive.
+
+        Raises:
+            DeviceLost: it was no fault of the batch's that ends with it.
+        """
+        text = f"expert {batch.expert!r}, op {batch.op!r}: {told(error)}"
+        if self.queue is not None and isinstance(error, RuntimeError):  # what torch raises
+            try:
+                self.queue.mark().wait()
+            except RuntimeError:
+                raise DeviceLost(text) from None
+        return Broken(self.name, batch.batch, text)
 
     def _by_row(self, op: Op, rows: Sequence[Row]) -> list[StepResult]:
         """A call for each row. One that raises leaves the states of all as they were: they will be run again."""

@@ -14,6 +14,7 @@ Suffixes: R rows, C channels, T positions, M mels, S samples.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -54,14 +55,17 @@ class _Held(NamedTuple):
 
 
 class BigVGAN:
-    """Resident weights, float32; `weights` by the names of the checkpoint below `token2wav.code2wav_bigvgan_model.`."""
+    """Resident weights, float32; `weights` by the names of the checkpoint below `token2wav.code2wav_bigvgan_model.`.
 
-    def __init__(self, config: WavesConfig, weights: Tensors, device: str = "cpu") -> None:
+    With a `form` of the kernels, or on a GPU, activations are the fused kernel.
+    """
+
+    def __init__(self, config: WavesConfig, weights: Tensors, device: str = "cpu", form: str | None = None) -> None:
         self.config, self.device = config, torch.device(device)
         self.back, self.ahead = config.reach
         parts = Parts(weights, self.device, "plain")
-        ours = self.exact = cpu_sound.usable(self.device)
-        convolve, grow = (cpu_sound.conv, cpu_sound.grow) if ours else (sound.conv, sound.grow)
+        ours = self.exact = form is None and cpu_sound.usable(self.device)
+        convolve, grow = (cpu_sound.conv, cpu_sound.grow) if ours else (partial(sound.conv, form=form), sound.grow)
 
         def act(at: str) -> Bend:
             return parts.take(f"{at}.act.alpha"), parts.take(f"{at}.act.beta")

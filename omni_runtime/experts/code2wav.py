@@ -17,20 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from omni_runtime.experts.code2wav_fused import FusedWaves
 from omni_runtime.experts.code2wav_waves import Waves
 from omni_runtime.experts.linear import Linear, linear, native, varies
 from omni_runtime.experts.moe import Mlp, gated
 from omni_runtime.experts.rotary import falling, halves, turn
+from omni_runtime.experts.staging import Staging
 from omni_runtime.experts.steady import silu
 from omni_runtime.kernels import cpu_attention, cpu_sound, rms_norm
 from omni_runtime.weights.qwen3_omni_parts import VocoderConfig
 
 Tensors = Mapping[str, torch.Tensor]
+Codes = np.ndarray[Any, np.dtype[np.int64]]
 Seen = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each row, [K, S, E]: those that were kept, and the new ones"""
 
@@ -61,9 +65,17 @@ class _Layer:
 
 
 class Code2Wav:
-    """Resident weights, float32. `weights` by the names of the checkpoint below `code2wav.`."""
+    """Resident weights, float32.
 
-    def __init__(self, config: VocoderConfig, weights: Tensors, device: str = "cpu", layout: str = "auto") -> None:
+    Args:
+        weights: by the names of the checkpoint below `code2wav.`.
+        layout: of matrices, see `linear`.
+        form: of the kernels, see `omni_runtime.kernels`. With one, or on a GPU, the convolutions are `FusedWaves`.
+    """
+
+    def __init__(
+        self, config: VocoderConfig, weights: Tensors, device: str = "cpu", layout: str = "auto", form: str | None = None
+    ) -> None:
         self.config, self.device = config, torch.device(device)
 
         def take(name: str) -> torch.Tensor:
@@ -90,8 +102,10 @@ class Code2Wav:
                 )
                 self._layers.append(layer)
             self._norm_D = take("pre_transformer.norm.weight")
-            self._frequency_F = falling(config.head_dim, config.rope_theta)
-            self._waves = Waves(config, take, layout)
+            self._frequency_F = falling(config.head_dim, config.rope_theta).to(self.device)
+            fused_ = form is not None or self.device.type == "cuda"
+            self._waves = FusedWaves(config, take, self.device, form) if fused_ else Waves(config, take, layout)
+            self._staging = Staging(self.device)
             ours = native(layout, self._embedding_VD) is not None
         self._attend = self._by_query if ours else self._by_row
         self.exact = ours and cpu_sound.usable(self.device)  # a sample tells neither its company nor its piece, to the bit
@@ -104,15 +118,16 @@ class Code2Wav:
         return Stream(at, empty, self._waves.fresh())
 
     @torch.inference_mode()
-    def decode(self, streams: Sequence[Stream], codes: Sequence[torch.Tensor]) -> list[tuple[Stream, torch.Tensor]]:
-        """The next frames of every stream, [T, G] of int64 each, at least one: where it stands then, and its new samples.
+    def decode(self, streams: Sequence[Stream], codes: Sequence[Codes]) -> list[tuple[Stream, torch.Tensor]]:
+        """The next frames of every stream, [T, G] each, at least one: where it stands then, and its new samples.
 
         Samples are float32 within -1..1: T · hop of them, or `lag` fewer where the stream begins. Rows of equal length go through
         the convolutions together.
         """
         lengths = [len(row) for row in codes]
         assert all(lengths), "a chunk without frames"
-        hidden_ND, windows = self._transform(streams, torch.cat(list(codes)), lengths)
+        codes_NG = self._staging.send({"codes": np.concatenate([np.asarray(row) for row in codes])})["codes"]
+        hidden_ND, windows = self._transform(streams, codes_NG, lengths)
         groups: dict[tuple[int, bool], list[int]] = {}
         for i, (stream, length) in enumerate(zip(streams, lengths, strict=True)):
             groups.setdefault((length, stream.begins), []).append(i)
@@ -133,9 +148,8 @@ class Code2Wav:
         """hidden_ND, and the window of each row after it."""
         c = self.config
         x_ND = F.embedding(codes_NG + self._offset_G, self._embedding_VD).mean(1)
-        runs = [torch.arange(s.frames, s.frames + n) for s, n in zip(streams, lengths, strict=True)]
+        runs = [torch.arange(s.frames, s.frames + n, device=self.device) for s, n in zip(streams, lengths, strict=True)]
         cos_N1E, sin_N1E = halves(torch.cat(runs).float()[:, None] * self._frequency_F)
-        cos_N1E, sin_N1E = cos_N1E.to(self.device), sin_N1E.to(self.device)
         before = [s.window_LKSE.shape[2] for s in streams]
         grown: list[list[torch.Tensor]] = [[] for _ in streams]
         turned = c.heads + c.kv_heads
@@ -179,5 +193,6 @@ class Code2Wav:
         """Which positions each new one sees: itself and window - 1 before it."""
         if new == 1 and kept < self.config.window:
             return None
-        back = torch.arange(kept, kept + new)[:, None] - torch.arange(kept + new)
-        return ((back >= 0) & (back < self.config.window)).to(self.device)
+        at = torch.arange(kept + new, device=self.device)
+        back = at[kept:, None] - at
+        return (back >= 0) & (back < self.config.window)

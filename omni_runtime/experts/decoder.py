@@ -103,6 +103,7 @@ class DecoderLM:
 
         self._paged = None
         if paged(layout, self.device):
+            self.exact, self.varies = False, varies(self.device, layout)
             with torch.inference_mode():
                 self._paged = PagedLayers(config, stored, self.device, dtype)
             self.exact = self._paged.exact

@@ -117,12 +117,24 @@ def queue_of(device: torch.device) -> DeviceQueue | None:
     return CudaQueue(device) if device.type == "cuda" else None
 
 
+_opened: dict[torch.device, list[torch.cuda.Stream]] = {}
+_opening = threading.Lock()
+
+
 def opened(device: str) -> DeviceQueue | None:
-    """The queue of a device; the calling thread has a stream of its own from now on, behind all that was queued before."""
+    """The queue of a device; the calling thread has a stream of its own from now on.
+
+    It begins behind all that is queued by now: weights were loaded on the default stream, by another thread, and what an
+    incarnation before this one made for later, such as a speaker's voice, may not be there yet.
+    """
     where = torch.device(device)
     queue = queue_of(where)
     if queue is not None:
         stream = torch.cuda.Stream(where)
-        stream.wait_stream(torch.cuda.default_stream(where))  # weights were loaded there, by another thread
+        with _opening:
+            before = _opened.setdefault(where, [torch.cuda.default_stream(where)])
+            for other in before:
+                stream.wait_stream(other)
+            before.append(stream)
         torch.cuda.set_stream(stream)
     return queue

@@ -21,12 +21,14 @@ from typing import Protocol
 import torch
 
 from omni_runtime.errors import RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
 from omni_runtime.experts.flow_window import Moved, Window
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.philox_noise import frame_noise
 from omni_runtime.experts.runge_kutta import Trajectory
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.speakers import by_name
+from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.work import FlowStep, Row, StepResult
 
 STREAM = ("calls", "guidance_scale", "draw", "speaker")  # what is the same in all steps of a stream
@@ -93,11 +95,12 @@ class FlowOp:
         self.flow = flow
         self._speakers = {name: (name, *given) for name, given in speakers.items()}
         self._voices: dict[str, torch.Tensor] = {}
+        self.late = launches(flow.device)
         self.ops: Mapping[str, Op] = {"velocity": self.velocity}
         self.invariant = frozenset(self.ops if flow.exact else ())
 
     @torch.inference_mode()
-    def velocity(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def velocity(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Port "mel" after the last call of a chunk: float32 [stop - start, M].
 
         Raises:
@@ -110,27 +113,34 @@ class FlowOp:
         assert len({(row.run, row.loop) for row in rows}) == len(rows), "two rows of one loop in a batch"
         steps = [self._step(row) for row in rows]
         held = [slots.state(row, _Slot) for row in rows]
-        streams = [self._stream(slot.stream, step) for slot, step in zip(held, steps, strict=True)]
+        noise = self._noise(steps)
+        streams = [self._stream(slot.stream, step, noise.get(i)) for i, (slot, step) in enumerate(zip(held, steps, strict=True))]
         windows = [self._window(stream, step) for stream, step in zip(streams, steps, strict=True)]
-        after, results = [], []
+        after: list[_Stream] = []
+        ended: dict[int, torch.Tensor] = {}  # rows whose chunk has ended, and its frames
         for step, stream, moved in zip(steps, streams, self.flow.velocity(windows), strict=True):
             path = stream.path.after(moved.velocity_TM, step.width)
             after.append(_Stream(step, path, stream.past[1:], (*stream.kept, moved.kept)))
-            results.append(StepResult())
             if step.call + 1 == step.calls:
-                mel_TM = path.x_TM[: step.stop - step.start]
-                if not torch.isfinite(mel_TM).all():
-                    raise FloatingPointError(f"frames {step.start} to {step.stop} of a flow are not numbers")
-                results[-1] = StepResult(items={"mel": mel_TM.clone().numpy(force=True)})
+                mel_TM = ended[len(after) - 1] = path.x_TM[: step.stop - step.start]
                 after[-1] = replace(after[-1], path=Trajectory(mel_TM.new_empty(0, self.flow.config.mels)))
-        for slot, stream in zip(held, after, strict=True):
-            slot.stream = stream
-        return results
 
-    def _stream(self, kept: _Stream | None, step: FlowStep) -> _Stream:
-        """Where a stream stands before a step."""
-        if not step.chunk and not step.call:
-            return _Stream(step, self._noise(step), (), ())
+        def read(*mels: torch.Tensor) -> list[StepResult]:
+            results = [StepResult() for _ in rows]
+            for i, mel_TM in zip(ended, mels, strict=True):
+                if not torch.isfinite(mel_TM).all():
+                    raise FloatingPointError(f"frames {steps[i].start} to {steps[i].stop} of a flow are not numbers")
+                results[i] = StepResult(items={"mel": mel_TM.numpy()})
+            for slot, stream in zip(held, after, strict=True):
+                slot.stream = stream
+            return results
+
+        return settled(Later(Reading(*ended.values()), read), self.late)
+
+    def _stream(self, kept: _Stream | None, step: FlowStep, noise: Trajectory | None) -> _Stream:
+        """Where a stream stands before a step; a chunk begins with noise."""
+        if not step.chunk and noise is not None:
+            return _Stream(step, noise, (), ())
         if kept is None or kept.next != (step.chunk, step.call):
             there = "nothing" if kept is None else "call {1} of chunk {0}".format(*kept.next)
             raise RequestError(
@@ -142,11 +152,16 @@ class FlowOp:
         if odd:
             now, then = (", ".join(f"{name}={getattr(one, name)!r}" for name in odd) for one in (step, kept.step))
             raise RequestError(f"call {step.call} of chunk {step.chunk}: {now}, after {then}; begin again with chunk 0")
-        return kept if step.call else _Stream(step, self._noise(step), kept.kept, ())
+        return kept if noise is None else _Stream(step, noise, kept.kept, ())
 
-    def _noise(self, step: FlowStep) -> Trajectory:
-        noise_TM = frame_noise(step.draw.seed, step.draw.node, step.start, step.high - step.start, self.flow.config.mels)
-        return Trajectory(torch.tensor(noise_TM, device=self.flow.device))
+    def _noise(self, steps: Sequence[FlowStep]) -> dict[int, Trajectory]:
+        """Of the steps that begin a chunk, by their place."""
+        found = {}
+        for i, step in enumerate(steps):
+            if not step.call:
+                noise_TM = frame_noise(step.draw.seed, step.draw.node, step.start, step.high - step.start, self.flow.config.mels)
+                found[str(i)] = noise_TM
+        return {int(i): Trajectory(x_TM) for i, x_TM in Staging(self.flow.device).send(found).items()} if found else {}
 
     def _window(self, stream: _Stream, step: FlowStep) -> Window:
         blocks, over = divmod(step.stop - step.start, self.flow.config.block)

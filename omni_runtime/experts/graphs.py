@@ -2,7 +2,7 @@
 
 A graph is of one key: everything that a function does differently for other numbers must be in the key (rows, sizes, flags), or
 in the tensors that it is given. Graphs of an expert share a private pool of memory: they are of one thread and run one after the
-other on its stream, so what one leaves behind may be what the next writes over. Inputs and outputs are held, and stay.
+other on its stream, so what one leaves behind may be what the next writes over. Inputs and outputs are not in it, and stay.
 """
 
 from __future__ import annotations
@@ -45,12 +45,17 @@ class CudaRecorder:
         here = torch.cuda.current_stream(self._device)
         self._side.wait_stream(here)
         with torch.cuda.stream(self._side):
-            call()  # a library's workspace is made for each stream, and must not be made while it is captured
+            made = call()  # a library's workspace is made for each stream, and must not be made while it is captured
         here.wait_stream(self._side)
+        # Of memory in the pool, another graph's replay may write over any that was free when that one was captured, and an
+        # earlier graph's intermediates were free when this one is. So outputs are elsewhere.
+        outputs = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in made)
+        del made
         graph = torch.cuda.CUDAGraph()
         # Only what this thread does is held to the rules of a capture: other executors of the process go on.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
-            outputs = call()
+            for output, x in zip(outputs, call(), strict=True):
+                output.copy_(x)
         return outputs, graph.replay
 
 
@@ -126,7 +131,10 @@ class Graphs:
             found = self._capture(kept.recorder, key, fn, inputs)
             kept.graphs[key] = found
             if len(kept.graphs) > self._most:
-                kept.graphs.popitem(last=False)
+                old, _ = kept.graphs.popitem(last=False)
+                kept.calls.pop(
+                    old, None
+                )  # it must come often again before it is captured again, which takes as long as many calls
         else:
             kept.graphs.move_to_end(key)
             _fill(key, found.inputs, inputs)

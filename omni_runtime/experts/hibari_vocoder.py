@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 
 from omni_runtime.errors import CardError, RequestError, unknown
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
 from omni_runtime.experts.hibari_network import BINS, REACH, Network, Strand, Tails, advance_network, fresh_tails, load_network
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.linear import varies
 from omni_runtime.experts.overlap_add import LEAD, Overlap, add_frames, fresh_overlap
 from omni_runtime.experts.philox_noise import complex_noise
 from omni_runtime.experts.pulse_source import HOP, RATE, Source, advance_source, fresh_source, hann
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.experts.steady import steady
 from omni_runtime.weights.hibari import WIDTH
 from omni_runtime.work import AudioStep, Draw, Row, StepResult
@@ -93,7 +95,8 @@ class HibariVocoder:
     def __init__(self, network: Network, noise: Noise, device: str = "cpu") -> None:
         self._network = network
         self._noise = noise
-        self._device = device
+        self._device, self.late = device, launches(torch.device(device))
+        self._staging = Staging(torch.device(device))
         self._window_N = hann(device)
         self._unit_window_N = self._window_N / HOP
         self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
@@ -101,7 +104,7 @@ class HibariVocoder:
         self.varies = "" if network.exact else varies(torch.device(device))
 
     @torch.inference_mode()
-    def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Decodes one chunk of every row.
 
         Raises:
@@ -109,17 +112,30 @@ class HibariVocoder:
         """
         kept = [slots.state(row, _Slot) for row in rows]
         streams = [_begin(slot.stream, _step(row)) for slot, row in zip(kept, rows, strict=True)]
-        parts = [part for i, row in enumerate(rows) for part in self._parts(i, streams[i], _step(row))]
+        new = [step.frames[max(stream.fed - step.start, 0) :] for stream, step in zip(streams, map(_step, rows), strict=True)]
+        tables = {
+            str(i): _table(frames, stream.fed) for i, (frames, stream) in enumerate(zip(new, streams, strict=True)) if frames
+        }
+        sent = self._staging.send(tables)
+        parts = []
+        for i, (row, stream) in enumerate(zip(rows, streams, strict=True)):
+            marks = np.flatnonzero(tables[str(i)][:, MARK] > 0.5) if new[i] else None
+            parts += self._parts(i, stream, _step(row), marks, sent.get(str(i)))
         strands = [
             Strand(part.segment.tails if part.segment else fresh_tails(self._device), part.frames_TW[:, :WIDTH], part.ends)
             for part in parts
         ]
         sounds: list[list[Tensor]] = [[] if stream.ready_N is None else [stream.ready_N] for stream in streams]
         open_segments = [stream.segment for stream in streams]
-        for part, (tails, spectra_TPB) in zip(parts, advance_network(self._network, strands) if strands else [], strict=True):
-            open_segments[part.row], sound_N = self._sound(part, tails, spectra_TPB)
+        advanced = advance_network(self._network, strands) if strands else []
+        noises = {}
+        for k, (part, (_, spectra_TPB)) in enumerate(zip(parts, advanced, strict=True)):
+            noises[str(k)] = self._noise(part.draw, part.segment.spectra if part.segment else part.at, len(spectra_TPB))
+        drawn = self._staging.send(noises)
+        for k, (part, (tails, spectra_TPB)) in enumerate(zip(parts, advanced, strict=True)):
+            open_segments[part.row], sound_N = self._sound(part, tails, spectra_TPB, drawn[str(k)])
             sounds[part.row].append(sound_N)
-        results, after = [], []
+        waves, after = [], []
         for i, row in enumerate(rows):
             step = _step(row)
             sound_N = torch.cat(sounds[i]) if sounds[i] else torch.zeros(0, device=self._device)
@@ -132,24 +148,26 @@ class HibariVocoder:
             end = step.start + step.size
             fed = max(streams[i].fed, step.start + len(step.frames))
             after.append(_Stream(end, fed, open_segments[i], rest_N.clone() if len(rest_N) else None))
-            results.append(StepResult(items={"samples": samples_N.cpu().numpy()}))
-        for slot, stream in zip(kept, after, strict=True):  # only now: an op that raised may be run again
-            slot.stream = stream
-        return results
+            waves.append(samples_N)
 
-    def _parts(self, row: int, stream: _Stream, step: AudioStep) -> list[_Part]:
-        """What the network has not seen of a row, cut at the ends of segments."""
-        new = step.frames[max(stream.fed - step.start, 0) :]
-        at = stream.fed
-        segment = stream.segment
+        def read(*found: Tensor) -> list[StepResult]:
+            for slot, stream in zip(kept, after, strict=True):  # only now: an op that raised may be run again
+                slot.stream = stream
+            return [StepResult(items={"samples": samples_N.numpy()}) for samples_N in found]
+
+        return settled(Later(Reading(*waves), read), self.late)
+
+    def _parts(
+        self, row: int, stream: _Stream, step: AudioStep, marks: npt.NDArray[np.int64] | None, table_TW: Tensor | None
+    ) -> list[_Part]:
+        """What the network has not seen of a row, cut at the ends of segments, which are at `marks`."""
+        at, segment = stream.fed, stream.segment
         parts = []
-        if new:
-            table = _table(new, at)
-            table_TW = torch.from_numpy(table).to(self._device)
-            stops = (np.flatnonzero(table[:, MARK] > 0.5) + 1).tolist()
+        if marks is not None and table_TW is not None:
+            stops = (marks + 1).tolist()
             marked = len(stops)
-            if stops[-1:] != [len(new)]:
-                stops.append(len(new))
+            if stops[-1:] != [len(table_TW)]:
+                stops.append(len(table_TW))
             start = 0
             for i, stop in enumerate(stops):
                 parts.append(_Part(row, step.draw, at + start, segment, table_TW[start:stop], i < marked or step.last))
@@ -158,7 +176,7 @@ class HibariVocoder:
             parts.append(_Part(row, step.draw, at, segment, torch.zeros(0, FRAME, device=self._device), True))
         return parts
 
-    def _sound(self, part: _Part, tails: Tails, spectra_TPB: Tensor) -> tuple[_Segment | None, Tensor]:
+    def _sound(self, part: _Part, tails: Tails, spectra_TPB: Tensor, noise_TB: Tensor) -> tuple[_Segment | None, Tensor]:
         """The segment as it is left (None: it has ended) and the samples that became certain."""
         before = part.segment
         hz_T = part.frames_TW[:, PITCH]
@@ -167,7 +185,6 @@ class HibariVocoder:
         first = before.spectra if before else part.at
         count = len(spectra_TPB)
         source, pulses_TB = advance_source(source, hz_T, part.ends, count, self._unit_window_N)
-        noise_TB = torch.from_numpy(self._noise(part.draw, first, count)).to(self._device)
         overlap, sound_N = add_frames(overlap, _mixed(spectra_TPB, pulses_TB, noise_TB), part.ends, self._window_N)
         return None if part.ends else _Segment(tails, source, overlap, first + count), sound_N
 

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from omni_runtime.errors import RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.linear import varies
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.work import AudioStep, Row, StepResult
 
 
@@ -48,23 +50,29 @@ class MelVocoder:
     """The expert."""
 
     def __init__(self, model: Decodes) -> None:
-        self.model = model
+        self.model, self.late = model, launches(model.device)
+        self._staging = Staging(model.device)
         self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
         self.invariant = frozenset(self.ops if model.exact else ())
         self.varies = "" if model.exact else varies(model.device)
 
-    def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Port "samples": float32 [size · hop] within -1..1.
 
         Raises:
             RequestError: frames that are not this model's, or too few around those that are wanted.
         """
         given = [self._frames(row) for row in rows]
-        return [StepResult(items={"samples": self._samples(step, frames_TM)}) for step, frames_TM in given]
+        sent = self._staging.send({str(i): frames_TM for i, (_, frames_TM) in enumerate(given)}).values()
+        waves = [
+            self.model.piece(step.start - step.back, frames_TM, step.start, step.start + step.size)
+            for (step, _), frames_TM in zip(given, sent, strict=True)
+        ]
 
-    def _samples(self, step: AudioStep, frames_TM: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
-        wave_S = self.model.piece(step.start - step.back, torch.tensor(frames_TM), step.start, step.start + step.size)
-        return wave_S.numpy(force=True)
+        def read(*found: torch.Tensor) -> list[StepResult]:
+            return [StepResult(items={"samples": wave_S.numpy()}) for wave_S in found]
+
+        return settled(Later(Reading(*waves), read), self.late)
 
     def _frames(self, row: Row) -> tuple[AudioStep, np.ndarray[Any, np.dtype[np.float32]]]:
         """frames_TM of a step, of the model's shape."""

@@ -20,7 +20,10 @@ from omni_runtime.experts.omni_families import family_of
 from omni_runtime.experts.omni_family import Hears, Sees
 from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.staging import Staging
 from omni_runtime.work import CallStep, Row, StepResult
+
+Singles = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Hearing:
@@ -42,7 +45,7 @@ class Hearing:
             if mel_BT.shape[0] != mels or mel_BT.shape[1] < self._least:
                 needed = f"[{mels}, frames] is needed, frames at least {self._least}"
                 raise RequestError(f"loop {row.loop!r}: a sound of {mel_BT.shape}, {needed}")
-        found = self.model.encode([torch.tensor(mel_BT) for mel_BT in given]) if rows else []
+        found = self.model.encode(_sent(given, self.model.device)) if rows else []
         return [
             StepResult(tensors={"vectors": (slots.keep(row, "vectors", _index(row), vectors_ND),)})
             for row, vectors_ND in zip(rows, found, strict=True)
@@ -68,7 +71,8 @@ class Seeing:
             if not steps * high * wide or high % c.merge or wide % c.merge or numbers != c.pixels:
                 needed = f"[steps, rows, columns, {c.pixels}], rows and columns multiples of {c.merge},"
                 raise RequestError(f"loop {row.loop!r}: patches of shape {patches.shape}, {needed} are needed")
-        pictures = [(torch.tensor(p).flatten(0, 2), (p.shape[0], p.shape[1], p.shape[2])) for p in given]
+        patches_TX = [x.flatten(0, 2) for x in _sent(given, self.model.device)]
+        pictures = [(x_TX, (p.shape[0], p.shape[1], p.shape[2])) for x_TX, p in zip(patches_TX, given, strict=True)]
         results = []
         for row, seen in zip(rows, self.model.encode(pictures) if rows else [], strict=True):
             made = {"vectors": seen.vectors_ND}
@@ -78,12 +82,17 @@ class Seeing:
         return results
 
 
+def _sent(arrays: Sequence[Singles], device: torch.device) -> list[torch.Tensor]:
+    """All in one transfer."""
+    return list(Staging(device).send({str(i): array for i, array in enumerate(arrays)}).values())
+
+
 def _index(row: Row) -> int:
     assert isinstance(row.payload, CallStep)
     return row.payload.index
 
 
-def _one(row: Row, name: str, axes: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _one(row: Row, name: str, axes: int) -> Singles:
     step = row.payload
     if not isinstance(step, CallStep):
         raise RequestError(f"loop {row.loop!r}: a CallStep is needed, got {type(step).__name__}")

@@ -19,6 +19,8 @@ class Hears(Protocol):
 
     @property
     def config(self) -> AudioShape: ...
+    @property
+    def device(self) -> torch.device: ...
 
     def encode(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Vectors [N, D] for the log-mel frames [B, T] of each sound."""
@@ -29,6 +31,8 @@ class Sees(Protocol):
 
     @property
     def config(self) -> VisionShape: ...
+    @property
+    def device(self) -> torch.device: ...
 
     def encode(self, pictures: Sequence[tuple[torch.Tensor, Grid]]) -> list[Seen]:
         """What the patches [T, X] of each picture or clip become."""

@@ -27,10 +27,12 @@ import torch.nn.functional as F
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.ecapa import Ecapa
 from omni_runtime.experts.encoder_layers import Parts, Tensors
+from omni_runtime.experts.flow_blocks import Blocks
 from omni_runtime.experts.flow_cpu import LANES, CpuFlow
 from omni_runtime.experts.flow_window import Moved, Window
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.rotary import falling, halves, turn
+from omni_runtime.experts.staging import Staging
 from omni_runtime.kernels import gate, modulate
 from omni_runtime.kernels.cpu import packed_of
 from omni_runtime.weights.qwen2_5_omni_parts import FlowConfig
@@ -116,15 +118,25 @@ class Flow:
             return self._native.velocity(windows)
         strands = [(r, branch) for r, window in enumerate(windows) for branch in range(window.branches)]
         counts = [-(-len(windows[r].x_TM) // c.block) for r, _ in strands]
-        fed = [self._fed(windows[r], branch) for r, branch in strands]
-        x_NBD = torch.cat([F.pad(x, (0, 0, 0, -len(x) % c.block)).view(-1, c.block, c.width) for x in fed])
-        blocks = _Blocks(counts, [len(x) for x in fed], [windows[r].past is not None for r, _ in strands], c.block, self.device)
-        time_RD = F.silu(self._timed([window.time for window in windows]))
-        row_N = torch.tensor([r for (r, _), count in zip(strands, counts, strict=True) for _ in range(count)], device=self.device)
-        ends = [sum(counts[:s]) + windows[r].keep - 1 for s, (r, _) in enumerate(strands)]
-        kept: list[torch.Tensor] = []
+        frames = [len(windows[r].x_TM) for r, _ in strands]
+        blocks = Blocks(counts, frames, [windows[r].past is not None for r, _ in strands], c.block)
         place_T = blocks.place_T + torch.tensor([windows[r].first for r, _ in strands]).repeat_interleave(blocks.frames)
-        cos_T1E, sin_T1E = (table.to(self.device) for table in halves(place_T.float()[:, None] * self._frequency))
+        owner = [r for (r, _), count in zip(strands, counts, strict=True) for _ in range(count)]
+        tables = {
+            "codes": torch.tensor([NOBODY if branch else code for r, branch in strands for code in windows[r].codes]),
+            "row": torch.tensor(owner),
+            "end": torch.tensor([sum(counts[:s]) + windows[r].keep - 1 for s, (r, _) in enumerate(strands)]),
+            "wave": self._waves([window.time for window in windows]),
+            **dict(zip(("cos", "sin"), halves(place_T.float()[:, None] * self._frequency), strict=True)),
+            **blocks.tables,
+        }
+        sent = Staging(self.device).send({name: table.numpy() for name, table in tables.items()})
+        row_N, end_S, cos_T1E, sin_T1E = sent["row"], sent["end"], sent["cos"], sent["sin"]
+        time_RD = F.silu(self._timed(sent["wave"]))
+        codes = sent["codes"].split_with_sizes([len(windows[r].codes) for r, _ in strands])
+        fed = [self._fed(windows[r], branch, own) for (r, branch), own in zip(strands, codes, strict=True)]
+        x_NBD = torch.cat([F.pad(x, (0, 0, 0, -len(x) % c.block)).view(-1, c.block, c.width) for x in fed])
+        kept: list[torch.Tensor] = []
         for layer in self._layers:
             shift, scale, gate_out, mlp_shift, mlp_scale, mlp_gate = layer.modulation(time_RD)[row_N].chunk(6, -1)
             h_TD = modulate(x_NBD, shift, scale).flatten(0, 1)
@@ -135,10 +147,10 @@ class Flow:
             kv = torch.stack([k, v])
             if -1 in layer.looks:
                 past = [windows[r].past[len(kept), :, b] for r, b in strands if windows[r].past is not None]  # type: ignore[index]
-                kept.append(kv[:, ends])
+                kept.append(kv[:, end_S])
                 kv = torch.cat([kv, torch.stack(past, 1)], 1) if past else kv
-            keys, values = blocks.seen(kv, layer.looks)
-            mask = blocks.mask(layer.looks)
+            keys, values = blocks.seen(kv, layer.looks, sent)
+            mask = blocks.mask(layer.looks, sent)
             mixed_NHBE = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             mixed_TX = mixed_NHBE.transpose(1, 2).reshape(len(h_TD), -1)
             x_NBD = gate(x_NBD, layer.out(mixed_TX).view_as(x_NBD), gate_out)
@@ -156,59 +168,27 @@ class Flow:
         for window, own in zip(windows, found, strict=True):
             told, *nobody = (out[s] for s in own)
             velocity_TM = told + (told - nobody[0]) * window.guidance if nobody else told.clone()
-            moved.append(Moved(velocity_TM, left[:, :, own].clone() if window.keep and left is not None else None))
+            whose = slice(own[0], own[-1] + 1)  # strands of a window are neighbours
+            moved.append(Moved(velocity_TM, left[:, :, whose].clone() if window.keep and left is not None else None))
         return moved
 
-    def _fed(self, window: Window, branch: int) -> torch.Tensor:
+    def _fed(self, window: Window, branch: int, codes: torch.Tensor) -> torch.Tensor:
         """x_TD of a strand."""
-        codes = [NOBODY] * len(window.codes) if branch else list(window.codes)
-        told_TD = self._code_VD[torch.tensor(codes, device=self.device)].repeat_interleave(self.config.repeats, 0)
+        told_TD = self._code_VD[codes].repeat_interleave(self.config.repeats, 0)
         return F.linear(window.x_TM.to(self.device), self._in_DM) + told_TD + window.voice_2D[branch]
 
-    def _timed(self, times: Sequence[float]) -> torch.Tensor:
-        """Sines and cosines of 1000 t, with rates that fall from 1 to 1/10000, through a small network: [R, D]."""
+    @staticmethod
+    def _waves(times: Sequence[float]) -> torch.Tensor:
+        """Sines and cosines of 1000 t, with rates that fall from 1 to 1/10000, on the host."""
         rate = torch.exp(torch.arange(WAVES // 2).float() * (-math.log(10_000) / (WAVES // 2 - 1)))
         angle = 1000 * torch.tensor(times)[:, None] * rate
-        return self._time[1](F.silu(self._time[0](torch.cat([angle.sin(), angle.cos()], 1).to(self.device))))
+        return torch.cat([angle.sin(), angle.cos()], 1)
+
+    def _timed(self, waves: torch.Tensor) -> torch.Tensor:
+        """Waves through a small network: [R, D]."""
+        return self._time[1](F.silu(self._time[0](waves)))
 
     def _told(self, time: float) -> torch.Tensor:
         """What all layers are told by a time, one after the other."""
-        time_RD = F.silu(self._timed([time]))
+        time_RD = F.silu(self._timed(self._waves([time]).to(self.device)))
         return torch.cat([part(time_RD)[0] for part in (*(layer.modulation for layer in self._layers), self._last)])
-
-
-class _Blocks:
-    """Which block of a batch stands beside which, and which of their frames are there."""
-
-    def __init__(
-        self, counts: Sequence[int], frames: Sequence[int], past: Sequence[bool], size: int, device: torch.device
-    ) -> None:
-        self.frames = torch.tensor(counts) * size
-        places = [torch.arange(count * size) for count in counts]
-        self.place_T = torch.cat(places)
-        there = [place < length for place, length in zip(places, frames, strict=True)]
-        there_NB = torch.cat(there).view(-1, size)
-        self._whole = bool(there_NB.all())
-        # After the blocks of all strands stand those before the first of the strands that have one.
-        self._there_NB = torch.cat([there_NB, there_NB.new_ones(sum(past), size)]).to(device)
-        self._count = len(there_NB)
-        index, at = torch.arange(self._count), torch.cat([torch.arange(count) for count in counts])
-        left = torch.cat([torch.arange(count - 1, -1, -1) for count in counts])  # blocks after this one
-        before = torch.where(at > 0, index - 1, -1)
-        before[torch.nonzero(at == 0)[:, 0][torch.tensor(past)]] = self._count + torch.arange(sum(past))
-        beside = {-1: before, 0: index, 1: torch.where(left > 0, index + 1, -1)}
-        self._has = {look: (found >= 0).to(device) for look, found in beside.items()}
-        self._beside = {look: found.clamp(min=0).to(device) for look, found in beside.items()}
-
-    def seen(self, kv: torch.Tensor, looks: tuple[int, ...]) -> torch.Tensor:
-        """Keys and values, [2, N, H, frames, E], of all blocks that each block sees."""
-        if looks == (0,):
-            return kv
-        return torch.cat([kv[:, self._beside[look]] for look in looks], 3)
-
-    def mask(self, looks: tuple[int, ...]) -> torch.Tensor | None:
-        """[N, 1, 1, frames seen], or None where all of them are there."""
-        if looks == (0,) and self._whole:
-            return None
-        parts = [self._there_NB[self._beside[look]] for look in looks]
-        return torch.cat([part & self._has[look][:, None] for part, look in zip(parts, looks, strict=True)], 1)[:, None, None]

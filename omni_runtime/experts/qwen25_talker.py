@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from omni_runtime.experts import device_draw
 from omni_runtime.experts.decoder import DecoderLM
 from omni_runtime.experts.linear import linear
 from omni_runtime.experts.sampling import draw
-from omni_runtime.experts.staging import Reading
+from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.experts.talk_span import Talked, Talking, TalkSpan
 from omni_runtime.weights.qwen2_5_omni_parts import TalkerConfig
 
@@ -29,7 +30,9 @@ from omni_runtime.weights.qwen2_5_omni_parts import TalkerConfig
 def spoken(fed_TW: torch.Tensor, hidden_TW: torch.Tensor, media: Sequence[int] = ()) -> torch.Tensor:
     """v_TW: what the thinker was fed and its last state; at the rows of media the state alone."""
     v_TW = fed_TW + hidden_TW
-    v_TW[list(media)] = hidden_TW[list(media)]
+    if media:
+        row_M = Staging(v_TW.device).send({"row": np.array(media, np.int64)})["row"]
+        v_TW[row_M] = hidden_TW[row_M]
     return v_TW
 
 

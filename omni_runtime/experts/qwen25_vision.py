@@ -20,6 +20,7 @@ from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Seen, Tensors
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.moe import Mlp, gated
 from omni_runtime.experts.rotary import falling, halves, turn
+from omni_runtime.experts.staging import Staging
 from omni_runtime.weights.qwen2_5_omni_parts import VisionConfig
 
 EPS = 1e-6
@@ -73,14 +74,16 @@ class VisionEncoder:
         starts = [sum(counts[:i]) for i in range(len(counts))]
         order_N = torch.cat([order + start for (order, _), start in zip(cut, starts, strict=True)])
 
-        def ordered(x_TX: torch.Tensor) -> torch.Tensor:
+        def ordered(x_TX: torch.Tensor, order_N: torch.Tensor) -> torch.Tensor:
             return x_TX.view(len(order_N), unit, -1)[order_N].flatten(0, 1)
 
-        x_TX = ordered(torch.cat([patches_TX for patches_TX, _ in pictures]).float()).to(self.device)
-        x_TD = F.linear(x_TX, self._patch_DX)
-        places_T2 = ordered(torch.cat([places(grid, c.merge) for grid in grids]))
+        places_T2 = ordered(torch.cat([places(grid, c.merge) for grid in grids]), order_N)
         angle_TF = (places_T2.float()[..., None] * self._frequency).flatten(1)
-        cos_T1E, sin_T1E = (table.to(self.device) for table in halves(angle_TF))
+        tables = dict(zip(("cos", "sin"), halves(angle_TF), strict=True)) | {"order": order_N}
+        sent = Staging(self.device).send({name: table.numpy() for name, table in tables.items()})
+        cos_T1E, sin_T1E, order_N = sent["cos"], sent["sin"], sent["order"]
+        x_TX = torch.cat([patches_TX for patches_TX, _ in pictures]).to(self.device, torch.float32)
+        x_TD = F.linear(ordered(x_TX, order_N), self._patch_DX)
         frames = [rows * columns for steps, rows, columns in grids for _ in range(steps)]
         near = [unit * size for _, sizes in cut for size in sizes]
         for i, block in enumerate(self._blocks):
@@ -91,7 +94,7 @@ class VisionEncoder:
         wide = self._first(self._merge_norm(x_TD).view(-1, unit * c.width))
         merged_ND = self._second(F.gelu(wide))
         back_ND = torch.empty_like(merged_ND)
-        back_ND[order_N.to(self.device)] = merged_ND
+        back_ND[order_N] = merged_ND
         return [Seen(part.clone()) for part in back_ND.split_with_sizes(counts)]
 
 

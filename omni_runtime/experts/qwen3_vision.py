@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from omni_runtime.experts.encoder_layers import Grid, Norm, Parts, Seen, Tensors, attend, places
 from omni_runtime.experts.linear import Linear
 from omni_runtime.experts.rotary import falling, halves, turn
+from omni_runtime.experts.staging import Staging
 from omni_runtime.weights.qwen3_omni_parts import VisionConfig
 
 EPS = 1e-6
@@ -84,10 +85,16 @@ class VisionEncoder:
             assert tuple(patches_TX.shape) == wanted, f"{tuple(patches_TX.shape)} patches where {wanted} are needed"
         grids = [grid for _, grid in pictures]
         places_T2 = torch.cat([places(grid, self.config.merge) for grid in grids])
-        x_TX = torch.cat([patches_TX for patches_TX, _ in pictures]).to(self.device, torch.float32)
-        x_TD = F.linear(x_TX, self._patch_DX, self._patch_D) + torch.cat([self._table(grid) for grid in grids])
         angle_TF = (places_T2.float()[..., None] * self._frequency).flatten(1)
-        cos_T1E, sin_T1E = (table.to(self.device) for table in halves(angle_TF))
+        between = [self._between(grid) for grid in grids]
+        tables = dict(zip(("cos", "sin"), halves(angle_TF), strict=True))
+        tables |= {name: torch.cat([one[i] for one in between], 1) for i, name in enumerate(("index", "weight"))}
+        sent = Staging(self.device).send({name: table.numpy() for name, table in tables.items()})
+        cos_T1E, sin_T1E = sent["cos"], sent["sin"]
+        x_TX = torch.cat([patches_TX for patches_TX, _ in pictures]).to(self.device, torch.float32)
+        place_4TD = self._place_GD[sent["index"]] * sent["weight"][..., None]
+        place_TD = place_4TD[0] + place_4TD[1] + place_4TD[2] + place_4TD[3]
+        x_TD = F.linear(x_TX, self._patch_DX, self._patch_D) + place_TD
         lengths = [rows * columns for steps, rows, columns in grids for _ in range(steps)]
         features = []
         for i, block in enumerate(self._blocks):
@@ -108,19 +115,15 @@ class VisionEncoder:
         x = how.norm(x_TD.reshape(-1, wide)) if how.after else how.norm(x_TD).view(-1, wide)
         return how.second(F.gelu(how.first(x)))
 
-    def _table(self, grid: Grid) -> torch.Tensor:
-        """The table of positions at this grid, [T, D]: between the four nearest places, the corners on the corners."""
+    def _between(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+        """index_4T and weight_4T: the four nearest places of the table for each patch of a grid, corners on corners."""
         side = self.config.grid
-        total: torch.Tensor | float = 0.0
         axes = []
         for at, size in zip(places(grid, self.config.merge).unbind(1), grid[1:], strict=True):
             exact = at.float() * (side - 1) / max(size - 1, 1)
             low = exact.floor()
             share = exact - low
             axes.append(((low.long(), 1.0 - share), ((low.long() + 1).clamp(max=side - 1), share)))
-        for row, row_share in axes[0]:
-            for column, column_share in axes[1]:
-                index_T, weight_T1 = (row * side + column).to(self.device), (row_share * column_share)[:, None].to(self.device)
-                total = total + self._place_GD[index_T] * weight_T1
-        assert isinstance(total, torch.Tensor)
-        return total
+        pairs = [(row, column) for row in axes[0] for column in axes[1]]
+        index_4T = torch.stack([row * side + column for (row, _), (column, _) in pairs])
+        return index_4T, torch.stack([row_share * column_share for (_, row_share), (_, column_share) in pairs])

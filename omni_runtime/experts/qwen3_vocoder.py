@@ -7,16 +7,18 @@ A frame is the G codes of one instant. n frames make n · hop - lag samples (`co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 from omni_runtime.errors import RequestError
-from omni_runtime.experts.base import Op
-from omni_runtime.experts.code2wav import Code2Wav, Stream
+from omni_runtime.experts.base import Launched, Op
+from omni_runtime.experts.code2wav import Code2Wav, Codes, Stream
+from omni_runtime.experts.device_queue import queue_of
 from omni_runtime.experts.omni_options import read_options
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.speakers import voiced
+from omni_runtime.experts.staging import Reading
 from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.work import AudioStep, Row, StepResult
 
@@ -29,12 +31,31 @@ class _Slot:
     stream: Stream | None = None
 
 
-class Qwen3Vocoder:
-    """The expert. Its state is replaced only when a whole batch has succeeded, so a batch that raised may be run again."""
+class _Decoded(NamedTuple):
+    """A batch that is on its way."""
 
-    def __init__(self, model: Code2Wav) -> None:
+    kept: Sequence[_Slot]
+    after: Sequence[Stream]
+    reading: Reading  # its sound
+
+    def collect(self) -> list[StepResult]:
+        results = [StepResult(items={"samples": wave_S.numpy()}) for wave_S in self.reading.get()]
+        for slot, stream in zip(self.kept, self.after, strict=True):
+            slot.stream = stream
+        return results
+
+
+class Qwen3Vocoder:
+    """The expert. Its state is replaced only when a whole batch has succeeded, so a batch that raised may be run again.
+
+    Args:
+        late: whether a batch is launched, and read when it is collected; by default where the device has a queue.
+    """
+
+    def __init__(self, model: Code2Wav, late: bool | None = None) -> None:
         self.model = model
-        self.ops: Mapping[str, Op] = {"decode_audio": self.decode_audio}
+        launches = queue_of(model.device) is not None if late is None else late
+        self.ops: Mapping[str, Op] = {"decode_audio": self.launch if launches else self.decode_audio}
         self.invariant, self.varies = frozenset(self.ops if model.exact else ()), model.varies
 
     def decode_audio(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
@@ -43,14 +64,15 @@ class Qwen3Vocoder:
         Raises:
             RequestError: a step that does not follow the one before, or frames that are no codes of this model.
         """
+        return self.launch(rows, slots).collect()
+
+    def launch(self, rows: Sequence[Row], slots: Slots) -> Launched:
+        """The same, of which `collect` gives the results."""
         kept = [slots.state(row, _Slot) for row in rows]
         streams = [self._stream(slot, row) for slot, row in zip(kept, rows, strict=True)]
         codes = [self._codes(row) for row in rows]
         found = self.model.decode(streams, codes) if rows else []
-        results = [StepResult(items={"samples": wave.numpy(force=True)}) for _, wave in found]
-        for slot, (stream, _) in zip(kept, found, strict=True):
-            slot.stream = stream
-        return results
+        return _Decoded(kept, [stream for stream, _ in found], Reading(*(wave_S for _, wave_S in found)))
 
     def _stream(self, slot: _Slot, row: Row) -> Stream:
         step = _step(row)
@@ -61,7 +83,7 @@ class Qwen3Vocoder:
             raise RequestError(f"start={step.start}: the state kept here goes on at frame {there}; decode again from frame 0")
         return slot.stream
 
-    def _codes(self, row: Row) -> torch.Tensor:
+    def _codes(self, row: Row) -> Codes:
         step, c = _step(row), self.model.config
         if not 0 < step.size <= len(step.frames):
             raise RequestError(
@@ -71,7 +93,7 @@ class Qwen3Vocoder:
         for at, frame in enumerate(frames, step.start):
             if len(frame) != c.groups or not 0 <= min(frame) <= max(frame) < c.codebook:
                 raise RequestError(f"frames: {frame} at {at} is not {c.groups} codes below {c.codebook}")
-        return torch.tensor(frames, device=self.model.device)
+        return np.array(frames, np.int64)
 
 
 def _step(row: Row) -> AudioStep:

@@ -6,8 +6,10 @@ Suffixes: T positions of the batch, N of a row, D width of the talker, W width o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_runtime.experts.omni_options import read_options
@@ -15,6 +17,7 @@ from omni_runtime.experts.qwen3_predictor import CodePredictor
 from omni_runtime.experts.qwen3_talker import Talker
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.speakers import voiced
+from omni_runtime.experts.staging import Staging
 from omni_runtime.experts.talk_op import TalkOp, distinct
 from omni_runtime.weights.qwen3_omni import OmniFolder
 from omni_runtime.work import TalkStep
@@ -46,10 +49,12 @@ class Voice(TalkOp):
         """Each projection is one product for the batch."""
         ids = [token for step in steps for token in (*step.turns, *step.opening, *step.text)]
         there = self.talker.model.device
-        rows_NW, index_T = distinct(ids, self._embedding_VW, there)
-        x_TD = self.talker.text(rows_NW)[index_T]
+        rows_NW, index_T = distinct(ids, self._embedding_VW)
+        ends = list(accumulate(step.size for step in steps))
+        framed = [row for step, end in zip(steps, ends, strict=True) for row in range(end - len(step.frames), end)]
+        sent = Staging(there).send({"rows": rows_NW, "index": index_T, "framed": np.array(framed, np.int64)})
+        x_TD = self.talker.text(sent["rows"])[sent["index"]]
         media: list[tuple[int, torch.Tensor]] = []
-        framed: list[int] = []
         at = 0
         for step in steps:
             media += [(at + row, part_NW) for row, part_NW in self.states(step, slots, self.talker.config.thinker_width)]
@@ -57,7 +62,6 @@ class Voice(TalkOp):
                 low = max(0, step.start - step.before)
                 begins = at + len(step.turns)
                 x_TD[begins : begins + len(step.opening)] += self._marks_of(step.speaker)[low : low + len(step.opening)]
-            framed += range(at + step.size - len(step.frames), at + step.size)
             at += step.size
         if media:
             states_TD = self.talker.media(torch.cat([states_NW.to(there, torch.float32) for _, states_NW in media]))
@@ -66,7 +70,8 @@ class Voice(TalkOp):
             ):
                 x_TD[at : at + len(states_NW)] = part_ND
         if framed:
-            x_TD[framed] = self.talker.frames([frame for step in steps for frame in step.frames], x_TD[framed])
+            framed_F = sent["framed"]
+            x_TD[framed_F] = self.talker.frames([frame for step in steps for frame in step.frames], x_TD[framed_F])
         return x_TD
 
     def _marks_of(self, speaker: str) -> torch.Tensor:

@@ -15,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.staging import Reading, Staging
 from omni_runtime.work import CallStep, Row, StepResult, TensorRef
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -44,9 +47,10 @@ class SD3Text:
         self._clips, self._third, self._length, self._features = clips, third, length, features
         self._clip_length = min(int(clips[0][0].model_max_length), int(clips[0][1].config.max_position_embeddings))
         self._empty: Pair | None = None  # what most requests are held against: encoded once
+        self.late = launches(clips[0][1].device)
         self.ops: Mapping[str, Op] = {"encode": self.encode}
 
-    def encode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def encode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Per row, from inputs {"prompt": (text,)} and params {"negative_prompt": text}: a tensor for each of `PORTS`.
 
         Raises:
@@ -60,7 +64,7 @@ class SD3Text:
                 for port, tensor in zip(ports, self._encode(text), strict=True):
                     tensors[port] = (slots.keep(row, port, 0, tensor),)
             results.append(StepResult(tensors=tensors))
-        return results
+        return settled(Later(Reading(), lambda: results), self.late)
 
     @staticmethod
     def _texts(row: Row) -> tuple[str, str]:
@@ -85,26 +89,25 @@ class SD3Text:
 
     @torch.inference_mode()
     def _run(self, text: str) -> Pair:
+        asked = [(tokenizer, self._clip_length) for tokenizer, _ in self._clips]
+        asked += [] if self._third is None else [(self._third[0], self._length)]
+        ids = {str(i): self._ids(tokenizer, text, length) for i, (tokenizer, length) in enumerate(asked)}
+        sent = iter(Staging(self._clips[0][1].device).send(ids).values())
         states, pooled = [], []
-        for tokenizer, model in self._clips:
-            told = model(self._ids(tokenizer, text, self._clip_length, model), output_hidden_states=True)
+        for _, model in self._clips:
+            told = model(next(sent), output_hidden_states=True)
             states.append(told.hidden_states[-2])
             pooled.append(told[0])
         both_1SJ = torch.cat(states, -1)
         both_1SJ = F.pad(both_1SJ, (0, self._features - both_1SJ.shape[-1]))
-        if self._third is None:
-            third_1SJ = both_1SJ.new_zeros(1, self._length, self._features)
-        else:
-            tokenizer, model = self._third
-            third_1SJ = model(self._ids(tokenizer, text, self._length, model))[0]
-        return torch.cat([both_1SJ, third_1SJ], 1)[0], torch.cat(pooled, -1)[0]
+        below_1SJ = both_1SJ.new_zeros(1, self._length, self._features) if self._third is None else self._third[1](next(sent))[0]
+        return torch.cat([both_1SJ, below_1SJ], 1)[0], torch.cat(pooled, -1)[0]
 
     @staticmethod
-    def _ids(tokenizer: Any, text: str, length: int, model: Any) -> torch.Tensor:
+    def _ids(tokenizer: Any, text: str, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Token ids, padded or cut to a length, [1, length]."""
-        found = tokenizer([text], padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        ids: torch.Tensor = found.input_ids.to(model.device)
-        return ids
+        found = tokenizer([text], padding="max_length", max_length=length, truncation=True)
+        return np.array(found.input_ids, np.int64)
 
 
 def build(options: Mapping[str, Any], device: str) -> SD3Text:

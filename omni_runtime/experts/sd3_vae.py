@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from omni_runtime.errors import CheckpointError, MissingExtra, RequestError
-from omni_runtime.experts.base import Op
+from omni_runtime.experts.base import Launched, Op
+from omni_runtime.experts.later import Later, launches, settled
 from omni_runtime.experts.sd3_options import read_options
 from omni_runtime.experts.slots import Slots
+from omni_runtime.experts.staging import Reading
 from omni_runtime.work import CallStep, Row, StepResult
 
 
@@ -26,33 +27,42 @@ class SD3VAE:
     Args:
         decode: [1, C, Y, X] to [1, 3, H, W] in -1 .. 1.
         scale, shift: what the denoiser's latents were divided by and moved by: latent / scale + shift is the decoder's.
+        late: whether a batch is launched, and read when it is collected.
     """
 
-    def __init__(self, decode: Any, scale: float, shift: float) -> None:
-        self._decode, self._scale, self._shift = decode, scale, shift
+    def __init__(self, decode: Any, scale: float, shift: float, late: bool = False) -> None:
+        self._decode, self._scale, self._shift, self.late = decode, scale, shift, late
         self.ops: Mapping[str, Op] = {"decode": self.decode}
 
     @torch.inference_mode()
-    def decode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult]:
+    def decode(self, rows: Sequence[Row], slots: Slots) -> list[StepResult] | Launched:
         """Per row, from one tensor [C, Y, X] in slot "latent": item "image", uint8 [H, W, 3].
 
         Raises:
             RequestError: inputs of another shape.
             FloatingPointError: the picture is not finite.
         """
-        return [StepResult(items={"image": [self._picture(row, slots)]}) for row in rows]
+        pictures = [self._picture(row, slots) for row in rows]
 
-    def _picture(self, row: Row, slots: Slots) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        def read(*found: torch.Tensor) -> list[StepResult]:
+            results = []
+            for row, levels_HW3, fine in zip(rows, found[::2], found[1::2], strict=True):
+                if not bool(fine):
+                    raise FloatingPointError(f"request {row.run}, loop {row.loop!r}: the picture is not finite")
+                results.append(StepResult(items={"image": [levels_HW3.numpy()]}))
+            return results
+
+        return settled(Later(Reading(*(x for pair in pictures for x in pair)), read), self.late)
+
+    def _picture(self, row: Row, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """levels_HW3, and whether they were made of finite numbers."""
         step = row.payload
         if not isinstance(step, CallStep) or len(step.tensors.get("latent", ())) != 1:
             raise RequestError(f"loop {row.loop!r}: op 'decode' needs one tensor in slot 'latent'")
         latent_CYX = slots.read(step.tensors["latent"][0])
         image_3HW = self._decode(latent_CYX[None] / self._scale + self._shift)[0]
-        if not bool(image_3HW.isfinite().all()):
-            raise FloatingPointError(f"request {row.run}, loop {row.loop!r}: the picture is not finite")
         levels_HW3 = ((image_3HW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
-        found: np.ndarray[Any, np.dtype[np.uint8]] = levels_HW3.contiguous().numpy(force=True)
-        return found
+        return levels_HW3.contiguous(), image_3HW.isfinite().all()
 
 
 def build(options: Mapping[str, Any], device: str) -> SD3VAE:
@@ -85,4 +95,4 @@ def build(options: Mapping[str, Any], device: str) -> SD3VAE:
     scale, shift = vae.config.scaling_factor, vae.config.shift_factor
     if not scale or shift is None:
         raise CheckpointError(f"{folder / 'config.json'}: scaling_factor={scale}, shift_factor={shift}; numbers are needed")
-    return SD3VAE(lambda latent_1CYX: vae.decode(latent_1CYX, return_dict=False)[0], scale, shift)
+    return SD3VAE(lambda latent_1CYX: vae.decode(latent_1CYX, return_dict=False)[0], scale, shift, launches(vae.device))

@@ -85,7 +85,7 @@ class Staging:
         The arrays may be changed as soon as this returns. The tensors share memory on the device, which lives as long as any of
         them. They are fit for work that is queued after this by the same thread.
         """
-        if self._queue is None:
+        if self._queue is None or not arrays:
             return {name: torch.tensor(array, device=self._device) for name, array in arrays.items()}
         places: dict[str, tuple[int, int]] = {}
         end = 0

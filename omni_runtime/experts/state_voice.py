@@ -21,6 +21,7 @@ import torch
 from omni_runtime.errors import RequestError
 from omni_runtime.experts.slots import Slots
 from omni_runtime.experts.speakers import by_name
+from omni_runtime.experts.staging import Staging
 from omni_runtime.experts.talk_op import TalkOp, Talks, distinct
 from omni_runtime.work import TalkStep
 
@@ -89,13 +90,15 @@ class StateVoice(TalkOp):
             ids += own
         there = self.talker.model.device
         v_TW = torch.empty(len(ids), width, device=there)
-        said = [at for at, token in enumerate(ids) if token != -1]
-        rows_NW, index = distinct([ids[at] for at in said], self._embedding_VW, there)
-        v_TW[said] = rows_NW[index]
+        rows_NW, index_N = distinct([token for token in ids if token != -1], self._embedding_VW)
+        known_T = np.array(ids, np.int64) != -1
+        places = {"said": known_T.nonzero()[0], "stated": (~known_T).nonzero()[0], "coded": np.array(coded, np.int64)}
+        sent = Staging(there).send({"rows": rows_NW, "index": index_N, **places})
+        v_TW[sent["said"]] = sent["rows"][sent["index"]]
         if states:
-            v_TW[[at for at, token in enumerate(ids) if token == -1]] = torch.cat([x.to(there, torch.float32) for x in states])
+            v_TW[sent["stated"]] = torch.cat([x.to(there, torch.float32) for x in states])
         if coded:
-            v_TW[coded] += self.talker.model.embed(codes)
+            v_TW[sent["coded"]] += self.talker.model.embed(codes)
         return self.talker.project(v_TW)
 
     def counted(self, step: TalkStep) -> tuple[int, list[int]]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from omni_runtime.errors import RequestError
@@ -199,8 +200,8 @@ class TalkOp(ABC):
         return step
 
 
-def distinct(ids: Sequence[int], embedding_VW: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings of the thinker's ids, each once, float32 [n, W]; and which of them stands where, index_T.
+def distinct(ids: Sequence[int], embedding_VW: torch.Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Embeddings of the thinker's ids, each once, float32 [n, W]; and which of them stands where, index_T: to be sent.
 
     Raises:
         RequestError: it has not one of them.
@@ -209,5 +210,5 @@ def distinct(ids: Sequence[int], embedding_VW: torch.Tensor, device: torch.devic
         wrong = next(token for token in ids if not 0 <= token < len(embedding_VW))
         raise RequestError(f"turns, opening, text: {wrong} is not in the thinker's vocabulary of {len(embedding_VW)}")
     once = {token: at for at, token in enumerate(dict.fromkeys(ids))}  # the pad of those who have said all, mostly
-    rows_NW = embedding_VW[torch.tensor(list(once), dtype=torch.int64)].to(device, torch.float32)
-    return rows_NW, torch.tensor([once[token] for token in ids], dtype=torch.int64, device=device)
+    rows_NW = embedding_VW[torch.tensor(list(once), dtype=torch.int64)].float()
+    return rows_NW.numpy(), np.array([once[token] for token in ids], np.int64)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from process_toys import Desk, call, specs
+
+pytest.importorskip("torch")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experts"))
+from fake_queue import FakeQueue
+from process_toys import Desk, Toy, call, specs
 
 from omni_runtime.executors.lineup import usual_slots
 from omni_runtime.executors.mailbox import Mailbox
 from omni_runtime.executors.process import ProcessExecutor
 from omni_runtime.executors.thread import ThreadExecutor
+from omni_runtime.executors.workbench import Workbench
 from omni_runtime.work import Answer, Broken, Drop, ExecutorDown, Release, Report, TensorRef
 
+pytestmark = pytest.mark.torch
 WAIT_S = 30.0
 
 
@@ -155,7 +163,7 @@ def test_in_a_process() -> None:
     desk = Desk(ProcessExecutor("cpu#1", specs(), {}, slots=2))
     ref = TensorRef("cpu#1", 1, "loop0", "out", 0, (2,), "float32")
     try:
-        desk.send("fly", at="a", s=0.3, keep=True)  # so long that the others are there
+        desk.send("fly", at="a", s=0.6, keep=True)  # so long that the others are there
         desk.executor.send(Release("cpu#1", (ref,)))
         desk.send("fly", at="b", fault="collect", keep=True)
         desk.executor.send(Drop("cpu#1", ((1, "loop0"),)))
@@ -171,6 +179,48 @@ def test_in_a_process() -> None:
     finally:
         desk.executor.close()
     assert [report.batch for report in desk.reports] == [1, 2, 3, 4, 5, 6]
+
+
+class Refusing(FakeQueue):
+    """Once it has failed, everything fails, as after an illegal access."""
+
+    failed = False
+
+    def mark(self, timed: bool = False) -> Any:
+        made = super().mark(timed)
+        wait = made.wait
+
+        def refuses() -> None:
+            if self.failed:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            wait()
+
+        made.wait = refuses  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_an_error_that_lasts_ends_the_incarnation(lasts: bool) -> None:
+    """In the call as in `collect`; one that does not last is its batch's."""
+    for where in ("calls", "collects"):
+        queue = Refusing()
+
+        def fails(toy: Any, queue: Refusing = queue) -> None:
+            queue.failed = lasts
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        reports: list[Report] = []
+        bench = Workbench("gpu#1", {"toy/toy": Toy({})}, "cpu", queue=queue)
+        mailbox = Mailbox("gpu#1", bench.launch)
+        mailbox.start(reports.append)
+        mailbox.send(call("gpu#1", 1, "fly", at="a", **{where: fails}))
+        mailbox.send(call("gpu#1", 2, "fly", at="b"))
+        until(lambda reports=reports: len(reports) == (1 if lasts else 2))  # type: ignore[misc]
+        mailbox.close(WAIT_S)
+        if lasts:
+            assert isinstance(reports[0], ExecutorDown) and "DeviceLost" in reports[0].reason and "op 'fly'" in reports[0].reason
+        else:
+            assert isinstance(reports[0], Broken) and isinstance(reports[1], Answer)
 
 
 def test_how_many_are_usual() -> None:

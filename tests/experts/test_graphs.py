@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from fake_graphs import FakeRecorder, faked
+from fake_graphs import FakeRecorder, capturing, faked, poison
 
 from omni_runtime.errors import OmniError
 from omni_runtime.experts import graphs
@@ -138,6 +139,79 @@ def test_threads_have_graphs_of_their_own() -> None:
         kept.run("k", product, inputs(0))
         assert same(pool.submit(kept.run, "k", product, inputs(1)).result(), product(inputs(1)))
         assert recorder.captures == 2 and pool.submit(lambda: kept.keys).result() == kept.keys == ("k",)
+
+
+# -- The recorder for CUDA, on a torch.cuda whose pool is written over
+
+
+class Pool:
+    """What `CudaRecorder` uses of torch.cuda. When a graph runs, memory that was made while others were captured gets poison: it
+    may have been this one's, too."""
+
+    tapes: ClassVar[list[list[Any]]] = []
+
+    class CUDAGraph:
+        def __init__(self) -> None:
+            self.tape: list[Any] = []
+            Pool.tapes.append(self.tape)
+
+        @torch.inference_mode()
+        def replay(self) -> None:
+            for operator in self.tape:
+                operator()
+            for operator in (operator for tape in Pool.tapes if tape is not self.tape for operator in tape):
+                for out in [] if operator.writes or operator.view else operator.outs:
+                    poison(out)
+
+    class Stream:
+        def __init__(self, device: Any) -> None: ...
+        def wait_stream(self, other: Any) -> None: ...
+
+    @staticmethod
+    @contextmanager
+    def graph(made: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "other executors of the process would break it"
+        with capturing(made.tape):
+            yield
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", Pool.Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Pool.Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Pool.CUDAGraph)
+    monkeypatch.setattr(torch.cuda, "graph", Pool.graph)
+    monkeypatch.setattr(graphs, "recorder_of", graphs.CudaRecorder)
+    monkeypatch.setattr(Pool, "tapes", [])
+
+
+def crossing() -> None:
+    kept = Graphs(CPU, 4, eager=0)
+    first = kept.run("a", product, inputs(1))
+    for seed in range(2, 6):
+        second = kept.run("b", product, inputs(seed))
+        assert same(first, product(inputs(1))) and same(second, product(inputs(seed)))
+        first = kept.run("a", product, inputs(1))
+
+
+@pytest.mark.usefixtures("pooled")
+def test_outputs_are_not_in_the_pool_that_graphs_share() -> None:
+    crossing()
+
+
+@pytest.mark.usefixtures("pooled")
+def test_outputs_in_the_pool_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(self: Any, call: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+            outputs = call()
+        return outputs, graph.replay
+
+    monkeypatch.setattr(graphs.CudaRecorder, "record", record)
+    with pytest.raises(AssertionError):
+        crossing()
 
 
 # -- Planted bugs: each must be seen by the properties above

@@ -21,11 +21,13 @@ from omni_runtime.card import AudioDecode, FlowDecode, Slot  # noqa: E402
 from omni_runtime.channel import Channel  # noqa: E402
 from omni_runtime.draw import Draw  # noqa: E402
 from omni_runtime.errors import RequestError  # noqa: E402
+from omni_runtime.experts.bigvgan import BigVGAN  # noqa: E402
 from omni_runtime.experts.flow_op import FlowOp  # noqa: E402
 from omni_runtime.experts.mel_vocoder import MelVocoder  # noqa: E402
 from omni_runtime.experts.slots import Slots  # noqa: E402
 from omni_runtime.loops.flow_chunks import FlowChunks  # noqa: E402
 from omni_runtime.request import AudioParams, FlowParams  # noqa: E402
+from omni_runtime.weights.qwen2_5_omni_parts import WAVES  # noqa: E402
 from omni_runtime.work import AudioStep, FlowStep, Row  # noqa: E402
 
 torch.set_num_threads(1)
@@ -294,6 +296,19 @@ def test_rows_in_company_are_rows_alone_to_the_bit() -> None:
     (wide,) = expert.decode_audio([sound(44, back=44, frames=tuple(map(list, more)))], slots)
     (narrow,) = expert.decode_audio([sound(44)], slots)
     np.testing.assert_array_equal(wide.items["samples"], narrow.items["samples"])
+
+
+def test_launched_with_fused_activations_it_is_the_same() -> None:
+    """As on a GPU: two batches at once, the Snakes by their kernel's definition."""
+    assert folder().config.waves is not None
+    expert, slots = MelVocoder(BigVGAN(folder().config.waves, folder().named(WAVES), form="torch")), Slots("gpu#1")
+    expert.late = True
+    rows = [sound(40), replace(sound(50, 7), run=3)]
+    launched = [expert.decode_audio([row], slots) for row in rows]
+    for one, other in zip(launched, MelVocoder(bigvgan()).decode_audio(rows, slots), strict=True):
+        found = one.collect()[0].items["samples"]
+        np.testing.assert_allclose(found, other.items["samples"], rtol=0, atol=1e-5)
+        assert found.std() > 0.01
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fake_queue import FakeQueue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_runtime.experts import staging
+from omni_runtime.experts import device_queue, staging
 from omni_runtime.experts.staging import ALIGN, Pinned, Reading, Staging, pinned_of
 
 CPU = torch.device("cpu")
@@ -141,3 +141,27 @@ def test_threads_have_buffers_of_their_own() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(pinned_of, queue).result() is not pinned_of(queue)
     assert pinned_of(queue) is pinned_of(queue)
+
+
+def test_a_stream_begins_behind_all_that_was_queued_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By other threads, on the default stream and on those of incarnations before; and it is the thread's own from then on."""
+    waits: list[tuple[str, str]] = []
+
+    class Stream:
+        made = 0
+
+        def __init__(self, device: object) -> None:
+            Stream.made += 1
+            self.name = f"own {Stream.made}"
+
+        def wait_stream(self, other: object) -> None:
+            waits.append((self.name, getattr(other, "name", "default")))
+
+    chosen: list[str] = []
+    monkeypatch.setattr(device_queue, "_opened", {})
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: chosen.append(stream.name))
+    assert device_queue.opened("cuda:1") is device_queue.opened("cuda:1") is not None
+    assert waits == [("own 1", "default"), ("own 2", "default"), ("own 2", "own 1")] and chosen == ["own 1", "own 2"]
+    assert device_queue.opened("cpu") is None and len(chosen) == 2

@@ -50,7 +50,8 @@ def poisoned() -> Iterator[None]:
     tails: list[torch.Tensor] = []
     empty = torch.empty
 
-    def poison(shape: Any, **options: Any) -> torch.Tensor:
+    def poison(*shape: Any, **options: Any) -> torch.Tensor:
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         count = int(torch.Size(shape).numel())
         memory = empty(count + SENTINEL, **options)
         memory[:count] = torch.nan if memory.dtype.is_floating_point else -(2**28) - 7

@@ -49,5 +49,5 @@ def test_triton_on_a_cpu_is_refused_and_not_replaced(op: str, monkeypatch: pytes
     monkeypatch.delenv("TRITON_INTERPRET")
     public = getattr(kernels, op)
     others = [None] * (sum(p.default is p.empty for p in inspect.signature(public).parameters.values()) - 1)
-    with pytest.raises(kernels.OmniError, match="the tensor is on cpu"):
+    with pytest.raises(kernels.OmniError, match="the tensors are on cpu"):
         public((torch.ones(1),) if op == "joint_attention" else torch.ones(1), *others, form="triton")

@@ -48,7 +48,7 @@ def test_a_form_is_chosen_by_device_and_never_silently(monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "_ASKED", "triton")
     assert kernels.choose(x, "torch") == "torch"  # the argument wins
     monkeypatch.setattr(kernels, "_TRITON", True)
-    with pytest.raises(OmniError, match="the tensor is on cpu"):
+    with pytest.raises(OmniError, match="the tensors are on cpu"):
         kernels.rms_norm(x, x[0], 1e-5)
     monkeypatch.setattr(kernels, "_TRITON", False)
     with pytest.raises(MissingExtra, match="pip install"):

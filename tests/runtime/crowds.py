@@ -25,15 +25,14 @@ class Kind:
     program: Any  # Program of a card
     card: ModelCard
     asked: Mapping[str, Mapping[str, Any]]
-    least: int = 1  # of a batch: a guided step is two
 
     def cut(self, seed: int) -> ModelCard:
         """The card with limits by dice: places in a batch, its size, and a chunk of one prompt or stream."""
         dice = random.Random(seed)
 
         def limits(before: OpLimits) -> OpLimits:
-            size = dice.randint(self.least, 24)
-            return OpLimits(units=dice.randint(self.least, 8), size=size, chunk=dice.randint(1, size), cost=before.cost)
+            size = dice.randint(5, 24)
+            return OpLimits(units=dice.randint(2, 8), size=size, chunk=dice.randint(3, size), cost=before.cost)
 
         experts = {
             name: spec.model_copy(update={"ops": {op: limits(before) for op, before in spec.ops.items()}})
@@ -41,24 +40,24 @@ class Kind:
         }
         return self.card.model_copy(update={"experts": experts})
 
-    def alone(self, threads: int = 1, batch_invariant: bool = True) -> dict[str, Bits]:
+    def alone(self, threads: int = 1, mode: bool = True) -> dict[str, Bits]:
         """One after the other, undisturbed."""
         made: Program = self.program(self.card)
-        with Runtime(made.cards.values(), threads=threads, batch_invariant=batch_invariant) as runtime:
+        with Runtime(made.cards.values(), threads=threads, batch_invariant=mode) as runtime:
             return {name: bits(runtime.submit(made, **asked).result(120)) for name, asked in self.asked.items()}
 
     def together(
         self,
         seed: int,
         threads: int = 1,
-        batch_invariant: bool = True,
+        mode: bool = True,
         share: float = 0.05,
         copies: int = 1,
         kind: str = "loopback",
     ) -> dict[str, list[Bits]]:
         """All at once in drawn order, cut and preempted; `copies` of each."""
         made: Program = self.program(self.cut(seed) if seed else self.card)
-        given = lineup(list(made.cards.values()), kind, threads=threads, batch_invariant=batch_invariant)  # type: ignore[arg-type]
+        given = lineup(list(made.cards.values()), kind, threads=threads, batch_invariant=mode)  # type: ignore[arg-type]
         order = [name for name in self.asked for _ in range(copies)]
         random.Random(seed).shuffle(order)
         with Runtime(made.cards.values(), executors=[Preempting(one, share, seed) for one in given]) as runtime:
