@@ -43,7 +43,7 @@ def test_an_unknown_form_is_refused_before_anything_is_built(built: list[str], m
     monkeypatch.setenv("OMNI_KERNELS", "foo")
     for place in ("device", "host"):
         with pytest.raises(OmniError, match="OMNI_KERNELS='foo': unknown form of a kernel, one of triton, torch needed"):
-            build_all(specs(place), "cpu")
+            build_all(specs(place), {}, "cpu")
     assert not built
 
 
@@ -51,30 +51,30 @@ def test_triton_is_refused_where_it_cannot_run(built: list[str], monkeypatch: py
     monkeypatch.setenv("OMNI_KERNELS", "triton")
     monkeypatch.setattr(kernels, "_TRITON", True)
     with pytest.raises(OmniError, match="the tensors are on cpu: use 'torch', or a GPU"):
-        build_all(specs(), "cpu")
+        build_all(specs(), {}, "cpu")
     monkeypatch.setattr(kernels, "_TRITON", False)
     with pytest.raises(MissingExtra, match=r"pip install 'omni_runtime\[gpu\]'"):
-        build_all(specs(), "cpu")
+        build_all(specs(), {}, "cpu")
     assert not built
-    build_all(specs("host"), "cpu")  # beside a GPU the host has experts, too
+    build_all(specs("host"), {}, "cpu")  # beside a GPU the host has experts, too
     monkeypatch.setattr(kernels, "_TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    build_all(specs(), "cpu")
+    build_all(specs(), {}, "cpu")
     assert built == ["cpu", "cpu"]
 
 
 def test_torch_and_nothing_are_taken(built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in ("", "torch"):
         monkeypatch.setenv("OMNI_KERNELS", asked)
-        build_all(specs(), "cpu")
+        build_all(specs(), {}, "cpu")
     assert len(built) == 2
 
 
 def test_a_layout_is_refused_when_the_expert_is_built(built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CardError, match="linear='fast': one of auto, native"):
-        build_all(specs(linear="fast"), "cpu")
+        build_all(specs(linear="fast"), {}, "cpu")
     with pytest.raises(CardError, match=r"linear='native' asks for kernels .* not torch.bfloat16"):
-        build_all(specs(linear="native", dtype=torch.bfloat16), "cpu")
+        build_all(specs(linear="native", dtype=torch.bfloat16), {}, "cpu")
 
 
 def test_a_card_s_word_goes_before_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
