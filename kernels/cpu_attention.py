@@ -44,6 +44,8 @@ def attend(q_NHE: torch.Tensor, stretches: Sequence[Stretch]) -> torch.Tensor:
         ValueError: a stretch is empty or not within its sequence, or a tensor is not float32 with heads side by side.
     """
     rows, heads, size = q_NHE.shape
+    if not q_NHE.numel():
+        return torch.empty(rows, heads * size)
     seen, at, most = np.empty((rows, 4), np.int64), 0, 0
     kept, kv_heads = [], 1
     for k_KSE, v_KSE, low, high in stretches:

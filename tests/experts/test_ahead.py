@@ -281,6 +281,23 @@ def test_a_step_is_not_queued_where_it_does_not_fit() -> None:
     assert lm.ahead.counts.void == 0
 
 
+def test_another_beginning_makes_what_was_foreseen_void() -> None:
+    """Tokens before are said anew, and then the very token comes that the step was fed."""
+    lm, slots, how = expert("paged"), Slots("x#1"), Draw(1, 0, 0.8)
+    known = random_tokens(5, seed=4)
+
+    def step(start: int, tokens: list[int], index: int) -> int:
+        row = Row(1, "think", len(tokens), 0, (5,) if not start else (), ArStep(start, tuple(tokens), index, how))
+        return result(lm.forward([row], slots), [row])[0].token
+
+    first = step(0, known, 0)
+    second = step(5, [first], 1)
+    other = [*known[:3], 60, 61, first, second]
+    step(3, other[3:6], 1)
+    assert step(6, [second], 2) == straight(expert("plain"), other, how, 1, 2)[0].token
+    assert straight(expert("plain"), [*known, first, second], how, 1, 2) != straight(expert("plain"), other, how, 1, 2)
+
+
 def test_rows_that_fill_a_bucket_write_nowhere() -> None:
     lm = expert("paged")
     layers = lm.model.over_pages

@@ -1,7 +1,7 @@
 """Case 30 for the C kernels: every size in every dimension, inputs that lie in NaN, rows of -inf, nothing called for nothing.
 
 Rows, inputs and outputs of a product are taken in all 1,728 ways for each type of weight; channels, positions and taps of sound
-in all ways two at a time.
+in all ways two at a time, and so are queries, positions, head size and heads of attention, but for the most expensive.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import combinations, product
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,13 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from against import caught, inside_nan, planted, poisoned  # noqa: E402
-from omni_runtime.kernels import cpu, cpu_build, cpu_sound  # noqa: E402
+from omni_runtime.kernels import cpu, cpu_attention, cpu_build, cpu_sound  # noqa: E402
 
 pytestmark = [pytestmark, pytest.mark.skipif(cpu_build.compiler() is None, reason="no C compiler here")]
 torch.set_num_threads(1)
 SIZES = (0, 1, 2, 15, 16, 17, 31, 33, 127, 129, 1000, 1001)
-REAL = cpu_sound.functions() if cpu_build.library() else None
-KEPT = ("omni_linear", "omni_conv", "omni_depthwise")
+REAL = (cpu_sound.functions(), cpu_attention.functions())[1] if cpu_build.library() else None
+KEPT = ("omni_linear", "omni_conv", "omni_depthwise", "omni_attend")
 
 
 def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
@@ -41,6 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     counting = SimpleNamespace(**{name: counted(getattr(REAL, name), found) for name in KEPT})
     monkeypatch.setattr(cpu, "functions", lambda: counting)
     monkeypatch.setattr(cpu_sound, "functions", lambda: counting)
+    monkeypatch.setattr(cpu_attention, "functions", lambda: counting)
     return found
 
 
@@ -113,8 +115,39 @@ def check_sound(calls: list[str], inputs: int, outputs: int, taps: int, count: i
 
 def test_sound(calls: list[str]) -> None:
     for case in two_at_a_time(inputs=17, outputs=5, taps=3, count=33):
-        if case["taps"]:
+        if case["taps"] and prod(case.values()) <= 10_000_000:  # nor 1000 channels of 1000
             check_sound(calls, **case)
+
+
+def check_attention(calls: list[str], queries: int, positions: int, size: int, heads: int) -> None:
+    """Two query heads a key head; query i sees three positions, or all up to one of its own; one of them sees scores of -inf."""
+    q, k, v = (inside_nan(normal(n, heads * each, size)) for n, each in ((queries, 2), (positions, 1), (positions, 1)))
+    q, k = q.clone(), k.abs()
+    q[:1] = -torch.inf
+    at = torch.arange(queries) % max(positions, 1)
+    low, high = torch.where(torch.arange(queries) % 2 == 0, 0, (at - 2).clamp(min=0)), at + 1
+    stretch = cpu_attention.Stretch(k.transpose(0, 1), v.transpose(0, 1), low.numpy(), high.numpy())
+    if queries * size * heads and not positions:
+        with pytest.raises(ValueError, match="of 0"):
+            cpu_attention.attend(q, [stretch])
+        return
+    calls.clear()
+    with poisoned():
+        ours = cpu_attention.attend(q, [stretch])
+    assert bool(calls) == (q.numel() > 0)
+    key = torch.arange(positions)
+    seen = (key >= low[:, None]) & (key < high[:, None])
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    score = torch.einsum("nhe,she->hns", q, k) * max(size, 1) ** -0.5
+    right = torch.einsum("hns,she->nhe", score.masked_fill(~seen, -torch.inf).softmax(-1), v)
+    close(ours, right.flatten(1), 100)
+
+
+def test_attention(calls: list[str]) -> None:
+    for case in two_at_a_time(queries=3, positions=17, size=9, heads=2):
+        n, s, e, h = case.values()
+        if max(n * e, s * e, n * s) * h <= 1_000_000:  # not 1000 heads of 1000 queries or keys: the oracle would take minutes
+            check_attention(calls, **case)
 
 
 BUGS = {
