@@ -120,7 +120,7 @@ class Stub:
     def __init__(self, logits: list[float]) -> None:
         self.logits = torch.tensor(logits)
         self.config = type("Config", (), {"vocab": len(logits)})
-        self.cache = Stub.Cache
+        self.cache, self.pages, self.exact, self.varies = Stub.Cache, None, True, ""
 
     def run(self, spans: Any, taps: Any = ()) -> Ran:
         for span in spans:
