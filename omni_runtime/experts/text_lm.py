@@ -179,10 +179,8 @@ class TextLM:
             mine.history.write(step.start, step.tokens)
             mine.foreseen = None
             mine.cache.reserve(step.start + span.count)
-        given = [
-            None if one is None or row.fork is not None else self.ahead.take(one, was)
-            for one, was, row in zip(singles, foreseen, rows, strict=True)
-        ]
+        # A row that begins as a copy is of a state that is new, or of one that stands where the copy ends.
+        given = [None if one is None else self.ahead.take(one, was) for one, was in zip(singles, foreseen, strict=True)]
         results = [StepResult() for _ in rows]
         rest = [i for i, found in enumerate(given) if found is None]
         telling, last = None, None

@@ -33,6 +33,8 @@ PIECES = [b"<%d>" % i for i in range(CONFIG.vocab)]
 def expert(layout: str, config: DecoderConfig = CONFIG) -> TextLM:
     made = TextLM(DecoderLM(config, random_weights(config), layout=layout), PIECES)
     made.allot(120, PLACES)
+    if made.model.pages is not None:
+        made.model.pages.kv_L2NPGE.fill_(torch.nan)
     return made
 
 
@@ -96,7 +98,7 @@ def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(made, "join", join)
     BUGS[bug](monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, FloatingPointError)):  # the pages are NaN where nobody wrote
         made.go(90)
 
 
