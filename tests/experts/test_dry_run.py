@@ -60,7 +60,7 @@ WAITS = {
         "text.encode": (0, 0),
         "transformer.denoise": (1, 4),
         "vae.decode": (1, 0),
-    },  # sends: a plan, once a shape and capture
+    },  # sends: a plan of a new shape
     "hibari": {"talker.speak": (0, 0), "vocoder.decode_audio": (1, 0)},
 }
 
