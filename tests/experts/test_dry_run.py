@@ -46,7 +46,7 @@ WAITS = {
         "seeing.see": (0, 0),
         "thinker.forward": (2, 0),
         "talker.talk": (1, 0),
-        "vocoder.decode_audio": (2, 7),
+        "vocoder.decode_audio": (1, 0),
     },
     "qwen2_5_omni": {
         "hearing.hear": (0, 0),
@@ -54,10 +54,14 @@ WAITS = {
         "thinker.forward": (2, 0),
         "talker.talk": (1, 0),
         "flow.velocity": (1, 84),  # what a speaker is made of, once; without it (1, 0)
-        "vocoder.decode_audio": (1, 1),
+        "vocoder.decode_audio": (1, 0),
     },
-    "sd3": {"text.encode": (0, 0), "transformer.denoise": (1, 4), "vae.decode": (1, 0)},
-    "hibari": {"talker.speak": (0, 0), "vocoder.decode_audio": (2, 4)},
+    "sd3": {
+        "text.encode": (0, 0),
+        "transformer.denoise": (1, 4),
+        "vae.decode": (1, 0),
+    },  # sends: a plan of a new shape
+    "hibari": {"talker.speak": (0, 0), "vocoder.decode_audio": (1, 0)},
 }
 
 Ask = Callable[[Runtime], list[Any]]
