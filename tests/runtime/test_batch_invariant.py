@@ -39,8 +39,8 @@ torch.set_num_threads(1)
 OMNI = ("turns", "audio", "mixed", "loud")
 TEXTS = {
     "short": "Yes.",
-    "long": "The sea is wide, and the wind is cold; we sail at dawn. Bring bread!",
-    "odd": "Ah, one, two. Three?",
+    "long": "The sea is wide; we sail at dawn.",
+    "odd": "Ah, one. Two?",
 }
 
 
