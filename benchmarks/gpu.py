@@ -165,13 +165,19 @@ def scene_of(args: argparse.Namespace, folder: Path) -> Scene:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU")
-    parser.add_argument("--only", default="", help="parts whose name contains this")
+    parser.add_argument("--only", default="", help=f"parts whose name contains this: {', '.join(PARTS)}")
     parser.add_argument("--seconds", type=float, default=LIMIT, help="of all parts together")
     parser.add_argument("--sd3", type=Path, help="folder of a tiny Stable Diffusion 3; one is made where there is diffusers")
     parser.add_argument("--smollm2", type=Path, help="its GGUF file; else that of the package, or a random model of its shape")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="put there what a bare machine lacks, and end")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.only and not any(args.only in name for name in PARTS):
+        parser.error(f"--only {args.only}: no part of that name; there are {', '.join(PARTS)}")
+    if args.seconds != args.seconds or args.seconds <= 0:
+        parser.error(f"--seconds {args.seconds}: a number above 0 is needed")
+    if (out := os.environ.get("OUT")) and not Path(out).is_dir():
+        parser.error(f"OUT={out}: no such folder; make it, or unset OUT")
     if args.pack:
         pack(args.pack)
         return 0

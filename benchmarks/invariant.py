@@ -144,12 +144,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="beginnings of names")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()
+    if min(args.threads) < 1 or args.turns < 1:
+        parser.error(f"--threads {args.threads}, --turns {args.turns}: at least 1 of each")
     found: dict[str, Any] = {}
     print("| threads | a crowd of eight | without s | with s | ratio | of processor s | turns alike, without | with |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as kept, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         every = crowds(Path(kept))
+        if args.only and not any(name.startswith(tuple(args.only)) for name in every):
+            parser.error(f"--only {' '.join(args.only)}: nothing begins so; there are {', '.join(every)}")
         for threads in args.threads:
             for name, crowd in every.items():
                 if args.only and not name.startswith(tuple(args.only)):

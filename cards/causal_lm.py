@@ -18,6 +18,7 @@ def causal_lm(
     context: int | None = None,
     limits: OpLimits | None = None,
     linear: str = "auto",
+    dtype: str = "auto",
     max_bytes: int = 0,
 ) -> ModelCard:
     """Loops: `tokenize` (chat messages to token ids) and `think` (token ids to text, tokens and hidden rows).
@@ -29,7 +30,8 @@ def causal_lm(
         name: of the card; the folder's name by default.
         context: longest prompt and answer, in tokens; what the model was trained for if that is less.
         limits: what fits into one batch.
-        linear: layout of the linear layers, see `experts/linear.py`.
+        linear: layout of the linear layers, see `experts/linear.py`; "paged" is the path of a GPU.
+        dtype: of that path, "float32" or "bfloat16"; "auto" is what the checkpoint is stored in on a GPU, float32 elsewhere.
         max_bytes: memory for weights and a short context; 0 asks the system what is free, when the weights are loaded.
 
     Raises:
@@ -41,7 +43,7 @@ def causal_lm(
     generation = read_generation(path, stop, decoder.vocab)
     if context is not None and context < 1:
         raise CardError(f"context={context}: at least 1 is needed")
-    options = {"weights": str(path), "linear": linear, "max_bytes": max_bytes}
+    options = {"weights": str(path), "linear": linear, "dtype": dtype, "max_bytes": max_bytes}
     return ModelCard(
         name=name or _name(path.name),
         description=f"{architecture} from {path}, float32",

@@ -48,6 +48,7 @@ from omni_runtime.errors import MissingExtra, OmniError
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 FORMS = ("triton", "torch")
+FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TRITON = find_spec("triton") is not None
 _ASKED = os.environ.get("OMNI_KERNELS", "")  # read once: looking it up costs 0.6 µs, as much again as the choice
 
@@ -58,7 +59,10 @@ def choose(x: torch.Tensor, form: str | None = None) -> str:
     Raises:
         OmniError: the form that was asked for does not exist, or cannot run on this device.
         MissingExtra: triton was asked for and is not installed.
+        ValueError: a dtype that no op computes with: of whole numbers the sums would wrap, of float64 they would be float32's.
     """
+    if x.dtype not in FLOATS:
+        raise ValueError(f"kernels compute with float32, bfloat16 and float16, not {x.dtype}: convert it first")
     asked = form or _ASKED
     if not asked:
         return "triton" if _TRITON and x.device.type == "cuda" else "torch"  # HIP tensors are of type "cuda" too

@@ -96,8 +96,13 @@ def plan(
             neither reads nor writes them.
 
     Raises:
-        ValueError: a row has more queries than tokens, or the batch does not fit the sizes.
+        ValueError: a row has more queries than tokens, the batch does not fit the sizes, or a number is out of range.
     """
+    if group < 1 or window < 0:
+        raise ValueError(f"plan: group={group}, window={window}: at least 1, and a window of 0 or more")
+    if not len(counts) == len(lengths) == len(blocks):
+        found = f"{len(counts)} counts, {len(lengths)} lengths, {len(blocks)} tables of blocks"
+        raise ValueError(f"plan: {found}: as many of each, one a row")
     small, large = tile_rows(group)
     tiles: list[tuple[int, ...]] = []
     merges: list[tuple[int, ...]] = []
@@ -131,6 +136,8 @@ def plan(
     blocks_RB = np.zeros((sizes.rows, sizes.blocks), dtype=np.int32)
     for row, mine in enumerate(blocks):
         blocks_RB[row, : len(mine)] = mine
+    if blocks_RB.size and blocks_RB.min() < 0:
+        raise ValueError(f"plan: block {blocks_RB.min()}: numbers of blocks begin at 0")
     starts_R = np.full(sizes.rows + 1, start, dtype=np.int32)
     starts_R[: len(counts) + 1] = [0, *accumulate(counts)]
     lengths_R = np.zeros(sizes.rows, dtype=np.int32)
@@ -150,7 +157,14 @@ NOBODY = (-1, 0, 0, 0, -1)  # a tile that is filled in
 
 
 def bucket(rows: int, queries: int, blocks: int, places: int, group: int, window: int = 0) -> Sizes:
-    """Sizes that hold every batch of at most so many rows, each of at most so many queries and blocks of `places` tokens."""
+    """Sizes that hold every batch of at most so many rows, each of at most so many queries and blocks of `places` tokens.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    if min(rows, queries, blocks, window) < 0 or min(places, group) < 1:
+        told = f"rows={rows}, queries={queries}, blocks={blocks}, window={window}, places={places}, group={group}"
+        raise ValueError(f"bucket: {told}: none below 0, places and group at least 1")
     small, large = tile_rows(group)
     pieces = -(-blocks * places // PIECE)
     if window:  # the keys of a small tile: so many, and they may begin just before a cut

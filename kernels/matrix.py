@@ -23,7 +23,7 @@ def product(x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | 
         [T, N] in the dtype of x. Sums and bias are float32, rounded once.
 
     Raises:
-        ValueError: shapes or dtypes do not fit.
+        ValueError: shapes, dtypes or devices do not fit.
     """
     check(x_TK, weight_NK, bias_N)
     out_TN = x_TK.float() @ weight_NK.float().t()
@@ -34,6 +34,7 @@ def check(x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | No
     """Whether shapes and dtypes fit. ValueError if not."""
     fits = x_TK.dim() > 0 and weight_NK.dim() == 2 and x_TK.shape[-1] == weight_NK.shape[1] and x_TK.dtype == weight_NK.dtype
     fits = fits and (bias_N is None or (bias_N.shape == weight_NK.shape[:1] and bias_N.dtype == x_TK.dtype))
-    if not fits:
-        shapes = [f"{tuple(t.shape)} {t.dtype}" for t in (x_TK, weight_NK, bias_N) if t is not None]
-        raise ValueError(f"product: {', '.join(shapes)} do not fit [T, K], [N, K] and, where there is a bias, [N] in one dtype")
+    given = [t for t in (x_TK, weight_NK, bias_N) if t is not None]
+    if not fits or any(t.device != x_TK.device for t in given):  # torch 2.13 multiplies by a tensor of "meta", and gives anything
+        told = ", ".join(f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in given)
+        raise ValueError(f"product: {told} do not fit [T, K], [N, K] and, where there is a bias, [N], in one dtype on one device")

@@ -62,6 +62,8 @@ def test_a_rehearsal_runs_every_part(gpu: ModuleType, out: Path, monkeypatch: py
 def test_a_rehearsal_paints(gpu: ModuleType, out: Path) -> None:
     pytest.importorskip("diffusers")
     assert gpu.main(["--rehearse", "--only", "picture"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--only", "spede"])
     assert sum(row["ok"] is True for row in rows(out)) == 2
 
 

@@ -62,6 +62,8 @@ def lineup(
         CardError: an expert that does not exist, or that nobody would host.
     """
     kind = kind_named(kind)
+    if type(batch_invariant) is not bool:
+        raise CardError(f"batch_invariant={batch_invariant!r}: True or False is needed")
     host = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "host"}
     ours = {f"{c.name}/{n}": spec for c in cards for n, spec in c.experts.items() if spec.place == "device"}
     name = device.replace(":", "")

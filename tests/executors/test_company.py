@@ -28,7 +28,7 @@ def spec(**options: Any) -> ExpertSpec:
 
 
 def bench(mode: bool = True, threads: int | None = None, **options: Any) -> Workbench:
-    return Workbench("x#1", build_all({"c/e": spec(**options)}, "cpu"), "cpu", batch_invariant=mode, threads=threads)
+    return Workbench("x#1", build_all({"c/e": spec(**options)}, {}, "cpu"), "cpu", batch_invariant=mode, threads=threads)
 
 
 def rows(count: int, tensors: Any = None, **params: Any) -> list[Row]:

@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from omni_runtime.kernels import attention, conv, convnext, joint, kv, moe, rope, sample, snake, swiglu  # noqa: E402
+from omni_runtime.kernels.attention import bucket  # noqa: E402
 from sampling_rows import make, on_the_cpu  # noqa: E402
 
+from omni_runtime import kernels  # noqa: E402
 from omni_runtime.draw import Draw  # noqa: E402
 from omni_runtime.experts import sampling  # noqa: E402
 from omni_runtime.experts.moe import gated, mixture, route  # noqa: E402
@@ -220,3 +222,37 @@ def test_convnext_block_is_its_layers() -> None:
         y, state = convnext.convnext_block(chunk, state, weights)
         parts.append(y)
     close(torch.cat(parts, 2), x + h.transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int8, torch.complex64, torch.bool])
+def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+    """Whole numbers wrapped, complex ones lost their imaginary part, and float64 was float32 in disguise."""
+    x = torch.ones(2, 4).to(dtype)
+    for op in (lambda: kernels.product(x, x), lambda: kernels.silu_mul(x), lambda: kernels.rms_norm(x, x[0], 1e-6)):
+        with pytest.raises(ValueError, match=f"not {dtype}: convert it first"):
+            op()
+
+
+def test_a_product_across_devices_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(4, 8\) torch.float32 on meta do not fit"):
+        kernels.product(torch.ones(3, 8), torch.ones(4, 8, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (((1,), (1,), ((0,),), 0), "group=0"),
+        (((1,), (1,), ((0,),), 1, -1), "window=-1"),
+        (((1,), (1,), ((-1,),), 1), "block -1"),
+        (((1, 1), (1,), ((0,),), 1), "2 counts, 1 lengths, 1 tables"),
+    ],
+)
+def test_a_plan_of_nonsense_is_refused(given: tuple[object, ...], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        kernels.plan(*given)  # type: ignore[arg-type]
+
+
+def test_a_bucket_of_nonsense_is_refused() -> None:
+    for given in ((-1, 1, 1, 16, 1), (1, 1, 1, 16, 0), (1, 1, 1, 0, 1)):
+        with pytest.raises(ValueError, match="none below 0, places and group at least 1"):
+            bucket(*given)
