@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from omni_runtime.cards.omni_parts import expert, kv_bytes, listeners, listening
 from omni_runtime.programs.omni import thinking
@@ -55,7 +56,8 @@ class Folder(TensorFolder):
 
 class Encoder:  # both of them: numbers that lie together, through one matrix
     def __init__(self, config: Any, weights: Any, device: str, layout: str) -> None:
-        self.config, self.weight, self.bias = config, weights["out.weight"].float(), weights["out.bias"].float()
+        self.config, self.device = config, torch.device(device)
+        self.weight, self.bias = (weights[f"out.{kind}"].to(device, torch.float32) for kind in ("weight", "bias"))
 
     def encode(self, given: Any) -> Any:
         if isinstance(self.config, AudioConfig):  # log-mel frames [B, T], eight a vector
