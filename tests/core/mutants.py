@@ -350,7 +350,7 @@ def plant(mutant: Mutant, tree: Path) -> None:
     file.write_text(text)
 
 
-def run(*checks: str, tree: Path, seconds: float = 60.0) -> str:
+def run(*checks: str, tree: Path, seconds: float = 30.0) -> str:
     """How the first of these checks that fails does so, on the package in `tree`; empty if all pass."""
     env = {**os.environ, "OMNI_SHRINK": "0", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     command = [sys.executable, str(HERE / "mutants.py"), "--check", *checks]
